@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every error that engramdax raises on purpose.
+
+Each names the object (path, device, table), what was found, and, in `remedy`, what to do about it.
+`exit_code` is the status that the command line ends with: 1 the operation failed, 2 it was asked for
+wrongly, 3 it was refused for safety and `--force` (or what the remedy says) would go on.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class EngramdaxError(Exception):
+    """Base of all errors of this package; `str()` is one line, problem and remedy."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, problem: str, *, remedy: str = "") -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.remedy}" if self.remedy else self.problem
+
+
+class ParameterError(EngramdaxError, ValueError):
+    """An argument is wrong in itself, whatever the pool holds."""
+
+    exit_code = 2
+
+
+class RefusedError(EngramdaxError):
+    """Going on could destroy or disturb something; nothing was touched."""
+
+    exit_code = 3
+
+
+class SourceError(EngramdaxError):
+    """A file to load is not what it claims to be, cannot be read, or changed while it was read."""
+
+
+class FormatError(EngramdaxError):
+    """What stands on the media is not a pool of a version that this code knows, or is damaged."""
+
+
+class NotAPoolError(FormatError):
+    """There is no pool at this place at all."""
+
+
+class BackingError(EngramdaxError):
+    """The memory under a pool cannot be had: no such device, no permission, not enough space."""
+
+
+class BusyError(EngramdaxError):
+    """Somebody else is at it: another writer holds the pool, or readers still use what is to go."""
+
+
+class SpaceError(EngramdaxError):
+    """The pool has no free extent of the size needed."""
+
+
+class TableNotFoundError(EngramdaxError, KeyError):
+    """The pool has no published table of this name."""
+
+    __str__ = EngramdaxError.__str__  # KeyError's would print the repr
+
+
+class TableExistsError(EngramdaxError):
+    """A table of this name is published already."""
+
+
+class DamagedTableError(EngramdaxError):
+    """Bytes of a table differ from the checksums that were published with them."""
+
+
+class RowIdError(EngramdaxError, IndexError):
+    """An id is neither -1 nor a row of the table."""
+
+    exit_code = 2
+
+
+class ClosedError(EngramdaxError, ValueError):
+    """The pool or table was closed before."""
