@@ -96,8 +96,7 @@ class RowLayout:
         """Read what `to_json` gave; FormatError for anything that no table could have."""
         try:
             fields = tuple(
-                Field(str(f["name"]), str(f["dtype"]), f["count"], f["offset"], f["stride"])
-                for f in value["fields"]
+                Field(str(f["name"]), str(f["dtype"]), f["count"], f["offset"], f["stride"]) for f in value["fields"]
             )
             row_bytes = value["row_bytes"]
         except (TypeError, KeyError) as e:

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the C core into engramdax/_core.abi3.so: the wheel's build hook, and `python c/build.py`.
+
+cffi in API mode: the declarations in core.cdef, the code in the .c files beside it. The extension uses
+Python's stable ABI, so that one wheel serves CPython 3.11 and later.
+
+Environment: ENGRAMDAX_WERROR=1 makes warnings errors (CI); ENGRAMDAX_SANITIZE=address,undefined builds
+with sanitizers, for a run under LD_PRELOAD of their library.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import cffi
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ImportError:  # `python c/build.py` needs cffi alone
+    BuildHookInterface = object
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+TARGET = ROOT / "engramdax" / "_core.abi3.so"
+UNITS = ("media", "mapping", "interleave", "gather")
+
+
+def ffi_builder() -> cffi.FFI:
+    """Give the FFI with declarations, sources and compiler flags set."""
+    flags = ["-std=c11", "-O3", "-g1", "-fopenmp", "-fvisibility=hidden", "-Wall", "-Wextra"]
+    if os.environ.get("ENGRAMDAX_WERROR") == "1":
+        flags.append("-Werror")
+    links = ["-fopenmp"]
+    if sanitizers := os.environ.get("ENGRAMDAX_SANITIZE"):
+        flags += [f"-fsanitize={sanitizers}", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"]
+        links.append(f"-fsanitize={sanitizers}")
+    ffi = cffi.FFI()
+    ffi.cdef((HERE / "core.cdef").read_text())
+    ffi.set_source(
+        "engramdax._core",
+        "".join(f'#include "{unit}.h"\n' for unit in UNITS),
+        sources=[str(HERE / f"{unit}.c") for unit in UNITS],
+        include_dirs=[str(HERE)],
+        extra_compile_args=flags,
+        extra_link_args=links,
+    )
+    return ffi
+
+
+def build() -> Path:
+    """Compile the core and put it into the package."""
+    work = ROOT / "build" / "core"
+    shutil.rmtree(work, ignore_errors=True)
+    made = ffi_builder().compile(tmpdir=str(work), target=TARGET.name)
+    # A running process may have the old file mapped: replace it, never write into it.
+    fresh = TARGET.with_suffix(".new")
+    shutil.copy(made, fresh)
+    fresh.replace(TARGET)
+    return TARGET
+
+
+class CoreBuildHook(BuildHookInterface):  # type: ignore[misc]
+    """hatchling's side: build before the wheel is packed, and tag it for the stable ABI."""
+
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile, unless it is the source archive that is being made."""
+        del version
+        if self.target_name != "wheel":
+            return
+        build()
+        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["pure_python"] = False
+        build_data["tag"] = f"cp311-abi3-{platform}"
+
+    def clean(self, versions: list[str]) -> None:
+        """Take the built extension away again."""
+        del versions
+        TARGET.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    print(build())

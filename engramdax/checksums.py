@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A crc32c for each block of a table: made while it is loaded, compared by verify."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import numpy as np
+from crc32c import crc32c
+
+from engramdax.errors import DamagedTableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True, slots=True)
+class BadBlock:
+    """Bytes [offset, offset + length) of a table that differ from their checksum.
+
+    Rows first_row to last_row, both included, have bytes in it.
+    """
+
+    offset: int
+    length: int
+    first_row: int
+    last_row: int
+
+
+def block_crc(data: memoryview) -> int:
+    """Give the crc32c of a block, without the GIL."""
+    return int(crc32c(data, gil_release_mode=1))
+
+
+def workers() -> int:
+    """How many threads a pass over a whole table takes: the CPUs that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def verify_blocks(
+    rows: memoryview,
+    checksums: memoryview,
+    checksums_crc: int,
+    *,
+    block: int,
+    row_stride: int,
+    progress: Callable[[int], None] | None = None,
+) -> list[BadBlock]:
+    """Compare each block of `rows` with its entry in `checksums`, on all CPUs.
+
+    `row_stride` is the largest distance of two rows, in bytes, from which the rows of a bad block are told.
+    Raises DamagedTableError where the checksums themselves are not those that were published.
+    """
+    count = -(-len(rows) // block)
+    stored = checksums[: count * 4]
+    if crc32c(stored) != checksums_crc:
+        raise DamagedTableError(
+            "the table's checksums are damaged themselves, so nothing can be said of its rows",
+            remedy="load the table again",
+        )
+    expected = np.frombuffer(stored, "<u4")
+    done = 0
+    mutex = Lock()
+
+    def bad(index: int) -> BadBlock | None:
+        nonlocal done
+        offset = index * block
+        piece = rows[offset : offset + block]
+        matches = block_crc(piece) == int(expected[index])
+        with mutex:
+            done += len(piece)
+            if progress:
+                progress(done)
+        if matches:
+            return None
+        last = (offset + len(piece) - 1) // row_stride
+        return BadBlock(offset, len(piece), offset // row_stride, last)
+
+    with ThreadPoolExecutor(workers()) as executor:
+        return [found for found in executor.map(bad, range(count)) if found]

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `engramdax` command: its subcommands, and how an error ends it.
+
+Exit codes: 0 ok, 1 the operation failed, 2 usage, 3 refused for safety. An error is one line on stderr,
+with cause and remedy; --debug shows where it came from.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from typing import Annotated, Any, Final
+
+import typer
+
+from engramdax.commands import demo, gather, load, provision, show
+from engramdax.errors import EngramdaxError
+from engramdax.version import __version__
+
+USAGE: Final = 2
+
+UsageError: Final[type[Exception]] = typer.BadParameter.__bases__[0]
+"""Of the click that typer uses: newer ones carry one of its own, which they do not export."""
+
+app = typer.Typer(
+    name="engramdax",
+    help="Engram memory tables in a pool of CXL memory that all hosts of a rack share.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+for group in (provision, load, show, gather, demo):
+    for command in group.COMMANDS:
+        app.command()(command)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        sys.stdout.write(f"engramdax {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Engram memory tables in a pool of CXL memory that all hosts of a rack share."""
+    del version
+    if debug:
+        os.environ["ENGRAMDAX_DEBUG"] = "1"
+
+
+def main() -> None:
+    """Run the command line and end the process."""
+    warnings.showwarning = _show_warning
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command; give its exit code."""
+    try:
+        code = app(arguments or ["--help"], prog_name="engramdax", standalone_mode=False)
+    except UsageError as e:
+        context = getattr(e, "ctx", None)
+        path = context.command_path if context else "engramdax"
+        return _fail(f"{e.format_message()}; see `{path} --help`", USAGE)  # type: ignore[attr-defined]
+    except EngramdaxError as e:
+        return _fail(str(e), e.exit_code)
+    except KeyboardInterrupt:
+        return _fail("interrupted; nothing unfinished is published, and its space is free", 1)
+    except BrokenPipeError:
+        # Whoever read the output had enough; Python would complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as e:
+        what = f"{e.filename}: {e.strerror}" if e.filename else str(e)
+        return _fail(what, 1)
+    except MemoryError:
+        return _fail("out of memory", 1)
+    if not arguments:
+        return USAGE
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str, code: int) -> int:
+    if os.environ.get("ENGRAMDAX_DEBUG"):
+        traceback.print_exc()
+    sys.stderr.write(f"engramdax: {_one_line(message)}\n")
+    return code
+
+
+def _one_line(text: str) -> str:
+    """Keep what files and arguments say from moving the terminal's cursor."""
+    joined = " ".join(text.split())
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in joined)
+
+
+def _show_warning(message: Warning | str, *_args: Any, **_kwargs: Any) -> None:
+    sys.stderr.write(f"engramdax: warning: {_one_line(str(message))}\n")

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ls`, `info` and `verify`: what a pool holds, and whether it is still what was loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from engramdax.commands.output import (
+    JsonOption,
+    PoolOption,
+    byte_progress,
+    count_text,
+    print_grid,
+    print_json,
+    print_line,
+    size_text,
+)
+from engramdax.errors import DamagedTableError
+from engramdax.pool.pool import Pool
+from engramdax.pool.records import resolve
+
+if TYPE_CHECKING:
+    from engramdax.checksums import BadBlock
+    from engramdax.table import Table
+
+TableArgument = Annotated[str | None, typer.Argument(metavar="[TABLE]", help="The table's name.")]
+
+
+def ls(*, pool: PoolOption = None, as_json: JsonOption = False) -> None:
+    """List the tables of a pool and its free space."""
+    with Pool(resolve(pool)) as opened:
+        tables = [opened[name] for name in opened.tables]
+        free = opened.free()
+        total, largest = sum(e.length for e in free), max((e.length for e in free), default=0)
+        waiting = sum(e.length for r in opened.directory.retired for e in r.extents)
+        if as_json:
+            print_json(
+                {
+                    "pool": opened.name,
+                    "tables": [_table_json(t) for t in tables],
+                    "free": total,
+                    "largest_free_extent": largest,
+                    "waiting_for_readers": waiting,
+                }
+            )
+            return
+        if tables:
+            print_grid(
+                ("TABLE", ">ROWS", ">ROW BYTES", ">SIZE", "FIELDS"),
+                [(t.name, str(t.rows), str(t.row_bytes), size_text(t.nbytes), _fields(t)) for t in tables],
+            )
+        waits = f", {size_text(waiting)} wait for readers" if waiting else ""
+        print_line(
+            f"{count_text(len(tables), 'table')} in {opened.name}; {size_text(total)} free, "
+            f"the largest free extent {size_text(largest)}{waits}"
+        )
+
+
+def info(table: TableArgument = None, *, pool: PoolOption = None, as_json: JsonOption = False) -> None:
+    """Tell all about a pool, or about one of its tables."""
+    with Pool(resolve(pool)) as opened:
+        value = _pool_json(opened) if table is None else _table_json(opened[table])
+    if as_json:
+        print_json(value)
+        return
+    width = max(map(len, value))
+    for key, item in value.items():
+        print_line(f"{key.replace('_', ' '):<{width}}  {_text(key, item)}")
+
+
+def verify(table: TableArgument = None, *, pool: PoolOption = None, as_json: JsonOption = False) -> int:
+    """Compare every byte of a table, or of all, with the checksums published with it."""
+    results: dict[str, list[BadBlock] | str] = {}
+    with Pool(resolve(pool)) as opened:
+        tables = [opened[name] for name in ([table] if table else opened.tables)]
+        with byte_progress({t.name: t.nbytes for t in tables}) as progress:
+            for t in tables:
+                name = t.name
+                try:
+                    results[name] = t.verify(progress=lambda done, name=name: progress(name, done))  # type: ignore[misc]
+                except DamagedTableError as e:
+                    results[name] = str(e)
+    if as_json:
+        print_json([_verdict_json(name, found) for name, found in results.items()])
+    else:
+        for t in tables:
+            _print_verdict(t, results[t.name])
+        if not tables:
+            print_line("there are no tables")
+    return 1 if any(results.values()) else 0
+
+
+def _print_verdict(table: Table, found: list[BadBlock] | str) -> None:
+    if isinstance(found, str):
+        print_line(f"{table.name}: {found}")
+    elif not found:
+        print_line(f"{table.name}: ok, {size_text(table.nbytes)}")
+    else:
+        print_line(f"{table.name}: {count_text(len(found), 'block')} damaged; load the table again")
+        for bad in found:
+            print_line(f"  bytes {bad.offset} to {bad.offset + bad.length - 1}: rows {bad.first_row} to {bad.last_row}")
+
+
+def _verdict_json(name: str, found: list[BadBlock] | str) -> dict[str, Any]:
+    if isinstance(found, str):
+        return {"name": name, "ok": False, "problem": found}
+    blocks = [{"offset": b.offset, "length": b.length, "first_row": b.first_row, "last_row": b.last_row} for b in found]
+    return {"name": name, "ok": not found, "bad_blocks": blocks}
+
+
+def _fields(table: Table) -> str:
+    return " + ".join(f"{f.count} {f.dtype}" for f in table.layout.fields)
+
+
+def _table_json(table: Table) -> dict[str, Any]:
+    return {
+        "name": table.name,
+        "rows": table.rows,
+        "row_bytes": table.row_bytes,
+        "bytes": table.nbytes,
+        "layout": table.layout.to_json(),
+        "heads": list(table.heads) if table.heads else None,
+        "load": table.load_id,
+        "source": table.source,
+    }
+
+
+def _pool_json(pool: Pool) -> dict[str, Any]:
+    s, d = pool.superblock, pool.directory
+    return {
+        "name": pool.name,
+        "uuid": str(pool.uuid),
+        "path": str(pool.backing.path),
+        "kind": str(pool.backing.kind),
+        "size": s.size,
+        "page_size": pool.page_bytes(),
+        "shared": s.shared,
+        "created": s.created,
+        "generation": d.generation,
+        "epoch": d.epoch,
+        "owner": str(d.owner),
+        "hosts": [{"id": str(h.id), "name": h.name} for h in d.hosts],
+        "tables": len(pool),
+        "free": sum(e.length for e in pool.free()),
+        "problems": list(pool.problems),
+    }
+
+
+def _text(key: str, item: Any) -> str:
+    if key in ("size", "page_size", "free", "bytes"):
+        return f"{size_text(item)} ({item})"
+    if key == "layout":
+        return ", ".join(f"{f['name']}: {f['count']} {f['dtype']} at {f['offset']}" for f in item["fields"])
+    if key == "heads":
+        return f"{len(item)}" if item else "unknown"
+    if key == "hosts":
+        return ", ".join(f"{h['name']} ({h['id']})" for h in item)
+    if key == "problems":
+        return "; ".join(item) or "none"
+    return str(item)
+
+
+COMMANDS = (ls, info, verify)

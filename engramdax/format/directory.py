@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The directory: one 64-byte header line and a JSON payload that name everything in the pool.
+
+Two slots hold it; the current one is the valid slot of this pool with the highest (epoch, generation).
+Nothing read here is believed before it was checked: checksums first, then every name, number and extent
+against the superblock.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Final
+from uuid import UUID
+
+from crc32c import crc32c
+
+from engramdax.errors import FormatError, ParameterError, SpaceError
+from engramdax.format.geometry import LINE, Extent, Geometry
+from engramdax.format.layout import RowLayout
+
+MAGIC: Final = int.from_bytes(b"ENGRMDIR", "little")
+_HEADER: Final = struct.Struct("<QQ16s16sIIII")
+_CHECKED: Final = _HEADER.size - 4  # the header's own checksum is its last field
+CHECKSUM_BYTES: Final = 4
+
+_PART: Final = r"(?!\.\.?(?:/|$))[A-Za-z0-9._-]+"
+TABLE_NAME: Final = re.compile(rf"{_PART}(?:/{_PART})*")
+MAX_TABLE_NAME: Final = 128
+
+LOADING: Final = "loading"
+PUBLISHED: Final = "published"
+
+
+@dataclass(frozen=True, slots=True)
+class TableEntry:
+    """What the directory says of one table.
+
+    `load` is random for each load, so that no cache of an earlier table in the same place is believed.
+    `checksums` holds one crc32c per block of the extent (the last block may be shorter), little-endian,
+    and `checksums_crc` is the crc32c of them all. `heads` are the rows of each head, in order, or None.
+    """
+
+    name: str
+    load: UUID
+    state: str
+    rows: int
+    layout: RowLayout
+    extent: Extent
+    checksums: Extent
+    checksums_crc: int
+    heads: tuple[int, ...] | None
+    source: dict[str, Any]
+    hot: Extent | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the extent that hold rows."""
+        return self.layout.extent_bytes(self.rows)
+
+    def extents(self) -> list[Extent]:
+        """All space that this table takes."""
+        return [self.extent, self.checksums, *([self.hot] if self.hot else [])]
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the form that the payload holds."""
+        return {
+            "name": self.name,
+            "load": self.load.hex,
+            "state": self.state,
+            "rows": self.rows,
+            "layout": self.layout.to_json(),
+            "extent": list(self.extent),
+            "checksums": list(self.checksums),
+            "checksums_crc": self.checksums_crc,
+            "heads": list(self.heads) if self.heads else None,
+            "source": self.source,
+            "hot": list(self.hot) if self.hot else None,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> TableEntry:
+        """Read what `to_json` gave; FormatError for what no table could be."""
+        heads = value["heads"]
+        entry = cls(
+            name=str(value["name"]),
+            load=UUID(hex=value["load"]),
+            state=str(value["state"]),
+            rows=_count(value["rows"]),
+            layout=RowLayout.from_json(value["layout"]),
+            extent=_extent(value["extent"]),
+            checksums=_extent(value["checksums"]),
+            checksums_crc=_count(value["checksums_crc"]),
+            heads=None if heads is None else tuple(_count(n) for n in heads),
+            source=dict(value["source"]),
+            hot=None if value["hot"] is None else _extent(value["hot"]),
+        )
+        if entry.state not in (LOADING, PUBLISHED):
+            raise FormatError(f"table {entry.name!r} is in an unknown state {entry.state!r}")
+        if not _names_a_table(entry.name):
+            raise FormatError(f"the directory holds an impossible table name {entry.name!r}")
+        if entry.heads is not None and sum(entry.heads) != entry.rows:
+            raise FormatError(f"the heads of table {entry.name} do not add up to its {entry.rows} rows")
+        return entry
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """Space of a removed table, not free before no reader can hold a directory that names it (P5)."""
+
+    name: str
+    load: UUID
+    generation: int
+    """The first generation without the table."""
+    extents: tuple[Extent, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the form that the payload holds."""
+        return {
+            "name": self.name,
+            "load": self.load.hex,
+            "generation": self.generation,
+            "extents": [list(e) for e in self.extents],
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Retired:
+        """Read what `to_json` gave."""
+        extents = tuple(_extent(e) for e in value["extents"])
+        return cls(str(value["name"]), UUID(hex=value["load"]), _count(value["generation"]), extents)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host that the owner admitted (P5)."""
+
+    id: UUID
+    name: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the form that the payload holds."""
+        return {"id": self.id.hex, "name": self.name}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Host:
+        """Read what `to_json` gave."""
+        return cls(UUID(hex=value["id"]), str(value["name"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """One version of everything that the pool holds."""
+
+    pool: UUID
+    generation: int
+    epoch: int
+    owner: UUID
+    hosts: tuple[Host, ...] = ()
+    tables: tuple[TableEntry, ...] = ()
+    retired: tuple[Retired, ...] = ()
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """What orders directories of one pool."""
+        return self.epoch, self.generation
+
+    def table(self, name: str) -> TableEntry | None:
+        """Give the published table of this name."""
+        return next((t for t in self.tables if t.name == name and t.state == PUBLISHED), None)
+
+    def published(self) -> list[TableEntry]:
+        """Give the tables that readers see."""
+        return [t for t in self.tables if t.state == PUBLISHED]
+
+    def taken(self) -> list[Extent]:
+        """All space that is not free, apart from the metadata areas."""
+        tables = [extent for table in self.tables for extent in table.extents()]
+        return tables + [extent for retired in self.retired for extent in retired.extents]
+
+    def to_slot(self, slot_bytes: int) -> tuple[bytes, bytes]:
+        """Give header line and payload, padded to whole lines; SpaceError if a slot cannot hold it."""
+        payload = json.dumps(
+            {
+                "hosts": [h.to_json() for h in self.hosts],
+                "tables": [t.to_json() for t in self.tables],
+                "retired": [r.to_json() for r in self.retired],
+            },
+            separators=(",", ":"),
+        ).encode()
+        if LINE + len(payload) > slot_bytes:
+            raise SpaceError(
+                f"the directory of {len(self.tables)} tables needs {LINE + len(payload)} bytes, "
+                f"a slot has {slot_bytes}",
+                remedy="remove tables, or reclaim the space of removed ones",
+            )
+        checked = _HEADER.pack(
+            MAGIC,
+            self.generation,
+            self.pool.bytes,
+            self.owner.bytes,
+            self.epoch,
+            len(payload),
+            crc32c(payload),
+            0,
+        )[:_CHECKED]
+        header = checked + crc32c(checked).to_bytes(4, "little")
+        return header, payload.ljust(-(-len(payload) // LINE) * LINE, b"\0")
+
+
+def payload_bytes(header: bytes, *, pool: UUID, slot_bytes: int) -> int:
+    """Check a slot's header line and say how long its payload is; FormatError if it is none of `pool`."""
+    magic, _, uuid, _, _, length, _, crc = _HEADER.unpack(header)
+    if not any(header):
+        raise FormatError("the slot is empty")
+    if magic != MAGIC or crc != crc32c(header[:_CHECKED]):
+        raise FormatError("the slot's header line is damaged")
+    if uuid != pool.bytes:
+        raise FormatError(f"the slot belongs to another pool, {UUID(bytes=uuid)}")
+    if length > slot_bytes - LINE:
+        raise FormatError(f"the slot's payload of {length} bytes is longer than a slot")
+    return int(length)
+
+
+def from_slot(header: bytes, payload: bytes, *, size: int, geometry: Geometry) -> Directory:
+    """Read a slot whose header `payload_bytes` accepted; FormatError for anything impossible in it."""
+    _, generation, pool, owner, epoch, length, crc, _ = _HEADER.unpack(header)
+    if len(payload) != length or crc32c(payload) != crc:
+        raise FormatError("the slot's payload is damaged")
+    try:
+        value = json.loads(payload)
+        directory = Directory(
+            UUID(bytes=pool),
+            generation,
+            epoch,
+            UUID(bytes=owner),
+            tuple(Host.from_json(h) for h in value["hosts"]),
+            tuple(TableEntry.from_json(t) for t in value["tables"]),
+            tuple(Retired.from_json(r) for r in value["retired"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        raise FormatError(f"the slot's payload has no directory in it: {e!r}") from e
+    _check_space(directory, size, geometry)
+    return directory
+
+
+def _check_space(directory: Directory, size: int, geometry: Geometry) -> None:
+    for table in directory.tables:
+        blocks = -(-table.bytes // geometry.block)
+        if table.extent.length < table.bytes or table.checksums.length < blocks * CHECKSUM_BYTES:
+            raise FormatError(f"table {table.name} does not fit its extents {table.extents()}")
+    taken = directory.taken()
+    for extent in taken:
+        if extent.offset % geometry.unit or extent.length % geometry.unit or extent.end > size:
+            raise FormatError(f"the directory names an extent outside the pool of {size} bytes: {extent}")
+    for before, after in pairwise(sorted(taken + geometry.metadata())):
+        if before.end > after.offset:
+            raise FormatError(f"the directory names overlapping extents: {before} and {after}")
+    names = [t.name for t in directory.published()]
+    if len(set(names)) != len(names):
+        raise FormatError("the directory names a table twice")
+
+
+def check_table_name(name: str) -> str:
+    """Give `name` back; ParameterError unless it can name a table."""
+    if not _names_a_table(name):
+        raise ParameterError(
+            f"{name!r} cannot name a table",
+            remedy=f"use up to {MAX_TABLE_NAME} letters, digits, dots, underscores and hyphens, "
+            "in parts divided by single slashes, none of them '.' or '..'",
+        )
+    return name
+
+
+def _names_a_table(name: str) -> bool:
+    return len(name) <= MAX_TABLE_NAME and TABLE_NAME.fullmatch(name) is not None
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise FormatError(f"the directory holds {value!r} where a count belongs")
+    return value
+
+
+def _extent(value: Any) -> Extent:
+    offset, length = value
+    extent = Extent(_count(offset), _count(length))
+    if not extent.length:
+        raise FormatError("the directory names an empty extent")
+    return extent
+
+
+def publish_state(directory: Directory, loads: set[UUID], checksums: dict[UUID, int]) -> Directory:
+    """Give the same directory with the loads in `loads` published, their checksums' crc filled in."""
+    tables = tuple(
+        replace(t, state=PUBLISHED, checksums_crc=checksums[t.load]) if t.load in loads else t for t in directory.tables
+    )
+    return replace(directory, tables=tables)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who this host is, and where it keeps what belongs to it alone.
+
+/var/lib/engramdax holds what outlives a boot (host id, records of what provisioning made, writer locks),
+/run/engramdax what must not (pins of readers). tmpfiles.d makes both, for user and group engramdax. A
+user without access to them, on a laptop say, has the XDG directories instead; such a user can have only
+pools in files, whose locks lie on the file itself. ENGRAMDAX_STATE_DIR and ENGRAMDAX_RUN_DIR override.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Final
+from uuid import UUID, uuid4
+
+from engramdax.backing import NETWORK_MAGICS, file_system
+from engramdax.errors import BackingError
+
+SYSTEM_STATE: Final = Path("/var/lib/engramdax")
+SYSTEM_RUN: Final = Path("/run/engramdax")
+OVERRIDE: Final = Path("/etc/engramdax/host-id")
+DMI_UUID: Final = Path("/sys/class/dmi/id/product_uuid")
+
+
+def state_dir() -> Path:
+    """Where this user's engramdax keeps what outlives a boot."""
+    if chosen := os.environ.get("ENGRAMDAX_STATE_DIR"):
+        return Path(chosen)
+    if os.geteuid() == 0 or os.access(SYSTEM_STATE, os.W_OK):
+        return SYSTEM_STATE
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "engramdax"
+
+
+def run_dir() -> Path:
+    """Where this user's engramdax keeps what ends with the boot."""
+    if chosen := os.environ.get("ENGRAMDAX_RUN_DIR"):
+        return Path(chosen)
+    if os.geteuid() == 0 or os.access(SYSTEM_RUN, os.W_OK):
+        return SYSTEM_RUN
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or state_dir()) / "engramdax"
+
+
+def make_dir(path: Path) -> Path:
+    """Make one of these directories where it is missing; the group may write, the world may not."""
+    try:
+        path.mkdir(mode=0o2770, parents=True, exist_ok=True)
+    except OSError as e:
+        raise BackingError(
+            f"cannot make {path}: {e.strerror}",
+            remedy="run as root once, or set ENGRAMDAX_STATE_DIR and ENGRAMDAX_RUN_DIR",
+        ) from None
+    return path
+
+
+def host_name() -> str:
+    """Give the name that operators know this host by."""
+    return socket.gethostname()
+
+
+def host_id() -> UUID:
+    """Give this host's id, made at the first call and kept in the state directory (rule P9).
+
+    The machine's DMI product uuid stands beside it: where it differs, the disk is a clone of another
+    host's, and the clone gets an id of its own. Refused on a network file system, where two hosts would
+    read one id. /etc/engramdax/host-id overrides all that.
+    """
+    if OVERRIDE.exists():
+        text = OVERRIDE.read_text().strip()
+        try:
+            return UUID(text)
+        except ValueError:
+            raise BackingError(f"{OVERRIDE} holds no uuid: {text!r}", remedy="correct or remove it") from None
+    directory = make_dir(state_dir())
+    path = directory / "host-id"
+    fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        magic, _ = file_system(fd)
+    finally:
+        os.close(fd)
+    if magic in NETWORK_MAGICS:
+        raise BackingError(
+            f"{directory} is on a network file system ({NETWORK_MAGICS[magic]}): hosts would share one id",
+            remedy=f"put a uuid of this host alone into {OVERRIDE}",
+        )
+    machine = _machine()
+    known = _read(path)
+    if known and (machine is None or known[1] in (None, machine)):
+        return known[0]
+    fresh = uuid4()
+    _write(path, fresh, machine)
+    kept = _read(path)
+    return kept[0] if kept else fresh
+
+
+def _machine() -> str | None:
+    try:
+        return DMI_UUID.read_text().strip().lower()
+    except OSError:  # only root may read it, and virtual machines may have none
+        return None
+
+
+def _read(path: Path) -> tuple[UUID, str | None] | None:
+    try:
+        value = json.loads(path.read_text())
+        return UUID(value["id"]), value["machine"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise BackingError(
+            f"{path} is damaged: {e}", remedy="remove it: this host gets a new id and must be admitted again"
+        ) from None
+
+
+def _write(path: Path, host: UUID, machine: str | None) -> None:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps({"id": str(host), "machine": machine}) + "\n")
+    temporary.chmod(0o644)
+    temporary.replace(path)

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Locks between the processes of one host: one writer, and the pins of readers.
+
+The writer's lock is an flock. A reader's pin is an open-file-description lock on one byte of a range that
+stands for generations: byte PINS + g locked means "I may still touch what generation g names". The kernel
+drops both when the process dies, however it dies.
+
+For a pool in a file both lie on that file, which every process that can reach the pool also shares. For
+a device they lie on files of the host, because a device node can have twins (mknod, containers) that
+exclude nobody.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+from weakref import WeakSet
+
+from engramdax.backing import Backing, Kind, open_fd
+from engramdax.errors import BackingError, BusyError
+from engramdax.host import make_dir, run_dir, state_dir
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from uuid import UUID
+
+PINS: Final = 1 << 62
+"""First byte of the range of pins: no pool reaches that far."""
+
+_FLOCK: Final = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
+
+
+def writer_lock_path(backing: Backing, pool: UUID) -> Path:
+    """Where the writers of this pool exclude each other."""
+    return make_dir(state_dir()) / f"{pool}.lock" if backing.kind is Kind.DEVDAX else backing.path
+
+
+def pin_path(backing: Backing, pool: UUID) -> Path:
+    """Where the readers of this pool pin generations."""
+    return make_dir(run_dir()) / f"{pool}.pins" if backing.kind is Kind.DEVDAX else backing.path
+
+
+def _open_lock(path: Path, backing: Backing) -> int:
+    if path == backing.path:
+        return open_fd(path, writable=False)
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o660)
+    except OSError as e:
+        raise BackingError(
+            f"cannot open {path}: {e.strerror}",
+            remedy="join the group engramdax, or let root run `systemd-tmpfiles --create`",
+        ) from None
+
+
+class WriterLock:
+    """The right to write a pool, held from construction to `release`; BusyError if another has it."""
+
+    def __init__(self, backing: Backing, pool: UUID) -> None:
+        path = writer_lock_path(backing, pool)
+        self._fd = _open_lock(path, backing)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            os.close(self._fd)
+            if e.errno != errno.EWOULDBLOCK:
+                raise BackingError(f"cannot lock {path}: {e.strerror}") from None
+            raise BusyError(
+                f"{backing.path} is being written by another process{_named(holders(path, 'FLOCK'))}",
+                remedy="try again when it has finished",
+            ) from None
+
+    def release(self) -> None:
+        """Let others write. May be called twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class Pins:
+    """The generations of a pool that this process may still touch. Thread-safe.
+
+    A forked child holds pins of its own for what it inherits, taken by the parent before the fork: with
+    one shared description, the first of both to unpin would unpin for the other.
+    """
+
+    def __init__(self, backing: Backing, pool: UUID) -> None:
+        self._path = pin_path(backing, pool)
+        self._fd = _open_lock(self._path, backing)
+        self._child_fd = -1
+        self._held: Counter[int] = Counter()
+        self._mutex = threading.Lock()
+        _live_pins.add(self)
+
+    def pin(self, generation: int) -> None:
+        """Hold a generation; counted."""
+        with self._mutex:
+            if not self._held[generation]:
+                self._lock(self._fd, fcntl.F_RDLCK, generation)
+            self._held[generation] += 1
+
+    def unpin(self, generation: int) -> None:
+        """Give one hold of it back."""
+        with self._mutex:
+            self._held[generation] -= 1
+            if not self._held[generation]:
+                del self._held[generation]
+                if self._fd >= 0:
+                    self._lock(self._fd, fcntl.F_UNLCK, generation)
+
+    def close(self) -> None:
+        """Give everything back."""
+        with self._mutex:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+    def before_fork(self) -> None:
+        """Take for the child what this process holds; the lock is kept until `after_fork`."""
+        self._mutex.acquire()
+        if self._fd >= 0:
+            self._child_fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
+            for generation in self._held:
+                self._lock(self._child_fd, fcntl.F_RDLCK, generation)
+
+    def after_fork(self, *, child: bool) -> None:
+        """Keep the descriptor that belongs to this process, drop the other's."""
+        if self._child_fd >= 0:
+            if child:
+                self._fd, self._child_fd = self._child_fd, self._fd
+            os.close(self._child_fd)
+            self._child_fd = -1
+        self._mutex.release()
+
+    def _lock(self, fd: int, kind: int, generation: int) -> None:
+        try:
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, PINS + generation, 1, 0))
+        except OSError as e:
+            raise BackingError(
+                f"cannot pin generation {generation} in {self._path}: {e.strerror}",
+                remedy="the file system must support POSIX locks",
+            ) from None
+
+
+_live_pins: WeakSet[Pins] = WeakSet()
+_forking: list[Pins] = []
+
+
+def _before_fork() -> None:
+    _forking.extend(_live_pins)
+    for pins in _forking:
+        pins.before_fork()
+
+
+def _after_fork(*, child: bool) -> None:
+    while _forking:
+        _forking.pop().after_fork(child=child)
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=lambda: _after_fork(child=False),
+    after_in_child=lambda: _after_fork(child=True),
+)
+
+
+def pinned_before(backing: Backing, pool: UUID, generation: int) -> bool:
+    """Tell whether any process of this host holds a generation below `generation`."""
+    fd = _open_lock(pin_path(backing, pool), backing)
+    try:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, PINS, generation, 0)
+        kind = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
+    finally:
+        os.close(fd)
+    return bool(kind != fcntl.F_UNLCK)
+
+
+def readers(backing: Backing, pool: UUID) -> list[int]:
+    """Give the processes of this host that have the pool open, as far as this user may see them."""
+    return holders(pin_path(backing, pool), "OFDLCK")
+
+
+def holders(path: Path, kind: str) -> list[int]:
+    """Process ids that hold a lock of `kind` (as /proc spells it) on `path`.
+
+    The owner of an open-file-description lock is not in /proc/locks, but in its fdinfo.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        return []
+    inode = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            infos = [info.read_text() for info in (process / "fdinfo").iterdir()]
+        except OSError:  # gone meanwhile, or somebody else's
+            continue
+        lines = [line.split() for info in infos for line in info.splitlines() if line.startswith("lock:")]
+        if any(kind in words and inode in words for words in lines):
+            found.append(int(process.name))
+    return sorted(found)
+
+
+def _named(processes: list[int]) -> str:
+    return f" (pid {', '.join(map(str, processes))})" if processes else ""

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one way in which metadata and rows reach a pool's media.
+
+Four operations, small enough that a simulated memory with an adversarial cache can stand in for the
+real one under the same pool code. The real one is the C core over a mapping (c/media.h).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final, Protocol
+
+from engramdax._core import ffi, lib
+from engramdax.errors import BackingError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+    from engramdax.mapping import Mapping
+
+LINE: Final = 64
+"""Bytes of a cache line: the unit in which shared media are written (rule P2)."""
+
+
+class Media(Protocol):
+    """A range of bytes that other hosts may read and write.
+
+    Offsets are in bytes from its start. Only the owner host stores (rule P1), and only multiples of
+    LINE at multiples of LINE.
+    """
+
+    @property
+    def size(self) -> int:
+        """Bytes of the media."""
+
+    def store(self, offset: int, data: ReadableBuffer) -> None:
+        """Store whole lines past the caches; ordered only by `fence`."""
+
+    def fence(self) -> None:
+        """Let all lines stored before reach the media in front of any later one."""
+
+    def invalidate(self, offset: int, length: int) -> None:
+        """Make the next `load` of [offset, offset + length) read the media and not a cache."""
+
+    def load(self, offset: int, length: int) -> bytes:
+        """Give a private copy of [offset, offset + length)."""
+
+
+class MappedMedia:
+    """The media behind a mapping.
+
+    `sync_fd` is a file on a disk, whose lines also have to outlive the page cache: each fence is an
+    fdatasync there. Thread-safe; a fence orders the stores of the calling thread, and on a disk of all.
+    """
+
+    def __init__(self, mapping: Mapping, *, sync_fd: int | None = None) -> None:
+        self.mapping = mapping
+        self._base = ffi.cast("uint8_t *", mapping.address)
+        self._sync_fd = sync_fd
+
+    @property
+    def size(self) -> int:
+        """Bytes of the media."""
+        return self.mapping.length
+
+    def store(self, offset: int, data: ReadableBuffer) -> None:
+        """Store whole lines past the caches."""
+        source = ffi.from_buffer(data)
+        length = len(source)
+        if offset % LINE or length % LINE or offset < 0 or offset + length > self.size:
+            raise BackingError(f"{length} bytes at {offset} are no whole lines of a pool of {self.size}")
+        if not self.mapping.writable:
+            raise BackingError("the pool is mapped read-only", remedy="open it for writing")
+        lib.ed_store_lines(self._base + offset, source, length // LINE)
+
+    def fence(self) -> None:
+        """Order and, on a disk, make durable."""
+        lib.ed_fence()
+        if self._sync_fd is not None:
+            os.fdatasync(self._sync_fd)
+
+    def invalidate(self, offset: int, length: int) -> None:
+        """Forget what this CPU holds of the range."""
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise BackingError(f"bytes {offset} to {offset + length} lie outside a pool of {self.size}")
+        lib.ed_invalidate(self._base + offset, length)
+
+    def load(self, offset: int, length: int) -> bytes:
+        """Copy the range out."""
+        return bytes(self.mapping.view(offset, length))

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pool as one process holds it: descriptor, mapping, superblock and pins."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engramdax.backing import Backing, inspect_fd, open_fd
+from engramdax.errors import FormatError, RefusedError
+from engramdax.host import host_id
+from engramdax.locks import Pins
+from engramdax.media import MappedMedia
+from engramdax.pool.volume import Found, read_directory, read_superblock
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from engramdax.format.directory import Directory
+    from engramdax.format.superblock import Superblock
+    from engramdax.mapping import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What stands at a path, opened and mapped, before anything of a pool is believed."""
+
+    backing: Backing
+    fd: int
+    mapping: Mapping
+    media: MappedMedia
+
+
+def open_media(path: Path, *, writable: bool) -> Opened:
+    """Open and map what stands at `path`; the caller closes `fd`, the mapping outlives that."""
+    fd = open_fd(path, writable=writable)
+    try:
+        backing = inspect_fd(fd, path)
+        if backing.size == 0:
+            raise FormatError(f"{path} is empty", remedy="`engramdax provision` makes a pool")
+        mapping = backing.map(fd, writable=writable)
+        return Opened(backing, fd, mapping, MappedMedia(mapping, sync_fd=backing.sync_fd(fd)))
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+class Attachment:
+    """A pool opened for reading. Lives until the last Pool and Table on it are gone. Thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        opened = open_media(path, writable=False)
+        self.fd, self.backing, self.mapping, self.media = (
+            opened.fd,
+            opened.backing,
+            opened.mapping,
+            opened.media,
+        )
+        self._finalizer = weakref.finalize(self, os.close, self.fd)
+        try:
+            found = read_superblock(self.media)
+        except FormatError as e:
+            raise type(e)(f"{path}: {e.problem}", remedy=e.remedy) from None
+        self.superblock: Superblock = found.value
+        self.superblock_problems = found.problems
+        self.pins = Pins(self.backing, self.superblock.pool)
+        weakref.finalize(self, self.pins.close)
+
+    def read_directory(self) -> Found[Directory]:
+        """Read the current directory and pin its generation; the caller unpins it.
+
+        All generations are pinned while it is read: what it names must not be freed before it is pinned.
+        """
+        self.pins.pin(0)
+        try:
+            try:
+                found = read_directory(self.media, self.superblock)
+            except FormatError as e:
+                raise type(e)(f"{self.backing.path}: {e.problem}", remedy=e.remedy) from None
+            check_admitted(self.superblock, found.value, self.backing.path)
+            self.pins.pin(found.value.generation)
+        finally:
+            self.pins.unpin(0)
+        return found
+
+
+def check_admitted(superblock: Superblock, directory: Directory, path: Path) -> None:
+    """Refuse a shared pool whose owner has not admitted this host: its pins would not be asked for (P5)."""
+    if superblock.shared and host_id() not in {host.id for host in directory.hosts}:
+        raise RefusedError(
+            f"{path}: this host ({host_id()}) is not admitted to the shared pool {superblock.name}",
+            remedy="let the owner host admit it",
+        )

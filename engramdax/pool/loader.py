@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading: tables from their sources into the pool, published together when every byte is in place.
+
+Several workers each take the next block (1 MiB) of a table and read, pack, checksum and store it while it
+is in their core's cache; so reading of one block overlaps storing of another, and memory stays at a
+buffer per worker whatever the size of the table.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+import numpy as np
+from crc32c import crc32c
+
+from engramdax.backing import Kind
+from engramdax.checksums import block_crc, workers
+from engramdax.errors import BackingError, EngramdaxError, ParameterError, TableExistsError
+from engramdax.format.directory import (
+    CHECKSUM_BYTES,
+    LOADING,
+    TableEntry,
+    check_table_name,
+    publish_state,
+)
+from engramdax.format.geometry import LINE
+from engramdax.pool.space import allocate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from engramdax.format.geometry import Extent
+    from engramdax.ingest.source import TableSource
+    from engramdax.pool.writer import Writer
+
+    Progress = Callable[[str, int], None]
+
+WORKERS_PER_CPU: Final = 2
+"""A worker that waits for a cold source leaves its core to another."""
+
+MAX_WORKERS: Final = 32
+
+
+@dataclass(frozen=True)
+class Load:
+    """One table to load: where it comes from, what it is to be called, the rows of its heads if known."""
+
+    source: TableSource
+    name: str
+    heads: tuple[int, ...] | None = None
+
+
+@dataclass
+class _Work:
+    """One table while its blocks are copied; `next` and `error` are guarded by `mutex`."""
+
+    load: Load
+    entry: TableEntry
+    crcs: np.ndarray[tuple[int], np.dtype[np.uint32]]
+    mutex: threading.Lock = field(default_factory=threading.Lock)
+    next: int = 0
+    done: int = 0
+    error: BaseException | None = None
+
+
+def load_tables(writer: Writer, loads: Sequence[Load], *, progress: Progress | None = None) -> list[TableEntry]:
+    """Load all of `loads` and publish them in one step; give their entries.
+
+    Before a byte is written, names and space are checked for all of them (TableExistsError, SpaceError
+    with the bytes needed and free). On any error, KeyboardInterrupt included, none is published and their
+    space is free again. `progress` is called with a table's name and its bytes done, from this thread.
+    """
+    names = [check_table_name(load.name) for load in loads]
+    for name in names:
+        if writer.directory.table(name) is not None:
+            raise TableExistsError(
+                f"{writer.path} holds a table {name} already",
+                remedy="remove it first (`engramdax rm`), or give another --name",
+            )
+        if names.count(name) > 1:
+            raise ParameterError(f"two of the tables to load are named {name}", remedy="load them one by one")
+    works = _plan(writer, loads)
+    try:
+        for work in works:
+            _reserve(writer, work.entry)
+            _clear(writer, work.entry.checksums)
+        writer.media.fence()
+        writer.publish(tables=(*writer.directory.tables, *(w.entry for w in works)))
+        for work in works:
+            _copy(writer, work, progress)
+            work.load.source.check_unchanged()
+        for work in works:
+            data = work.crcs.tobytes()
+            writer.media.store(work.entry.checksums.offset, data.ljust(-(-len(data) // LINE) * LINE, b"\0"))
+        writer.media.fence()
+        crcs = {w.entry.load: int(crc32c(w.crcs.tobytes())) for w in works}
+        ready = publish_state(writer.directory, set(crcs), crcs)
+        writer.publish(tables=ready.tables)
+    except BaseException:
+        _forget(writer, works)
+        raise
+    return [entry for entry in writer.directory.tables if entry.load in crcs]
+
+
+def _plan(writer: Writer, loads: Sequence[Load]) -> list[_Work]:
+    g = writer.superblock.geometry
+    blocks = [-(-load.source.nbytes // g.block) for load in loads]
+    lengths = [
+        n for load, count in zip(loads, blocks, strict=True) for n in (load.source.nbytes, count * CHECKSUM_BYTES)
+    ]
+    extents = allocate(writer.free(), lengths, g.unit)
+    return [
+        _Work(
+            load,
+            TableEntry(
+                name=load.name,
+                load=uuid4(),
+                state=LOADING,
+                rows=load.source.rows,
+                layout=load.source.layout,
+                extent=extents[2 * i],
+                checksums=extents[2 * i + 1],
+                checksums_crc=0,
+                heads=load.heads,
+                source=load.source.describe(),
+            ),
+            np.zeros(blocks[i], "<u4"),
+        )
+        for i, load in enumerate(loads)
+    ]
+
+
+def _reserve(writer: Writer, entry: TableEntry) -> None:
+    """Have the file system really hold the space: a hole in a file would be a SIGBUS on a full disk."""
+    if writer.backing.kind is Kind.DEVDAX:
+        return
+    for extent in entry.extents():
+        try:
+            os.posix_fallocate(writer.fd, extent.offset, extent.length)
+        except OSError as e:
+            raise BackingError(
+                f"{writer.path} has holes and cannot be filled: {e.strerror}", remedy="free space on its disk"
+            ) from None
+
+
+def _clear(writer: Writer, extent: Extent) -> None:
+    zeros = bytes(min(extent.length, writer.superblock.geometry.block))
+    for offset in range(extent.offset, extent.end, len(zeros)):
+        writer.media.store(offset, memoryview(zeros)[: extent.end - offset])
+
+
+def _copy(writer: Writer, work: _Work, progress: Progress | None) -> None:
+    count = min(MAX_WORKERS, WORKERS_PER_CPU * workers(), len(work.crcs))
+    threads = [threading.Thread(target=_copy_blocks, args=(writer, work), name=f"load-{i}") for i in range(count)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.1)
+                if progress:
+                    progress(work.entry.name, work.done)
+    except BaseException as e:
+        # A worker that still stored after its space was given up would write into another table.
+        with work.mutex:
+            work.error = work.error or e
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+        raise
+    if work.error is not None:
+        raise work.error
+
+
+def _copy_blocks(writer: Writer, work: _Work) -> None:
+    """Be one worker: take blocks until none is left or somebody failed."""
+    block = writer.superblock.geometry.block
+    total, extent = work.load.source.nbytes, work.entry.extent
+    buffer = np.zeros(-(-block // LINE) * LINE, np.uint8)
+    try:
+        while True:
+            with work.mutex:
+                index = work.next
+                if index == len(work.crcs) or work.error is not None:
+                    break
+                work.next += 1
+            offset = index * block
+            length = min(block, total - offset)
+            data = buffer[:length]
+            work.load.source.read_into(offset, data)
+            work.crcs[index] = block_crc(data.data)
+            lines = -(-length // LINE) * LINE
+            buffer[length:lines] = 0
+            writer.mapping.populate(extent.offset + offset, lines)
+            writer.media.store(extent.offset + offset, buffer[:lines].data)
+            work.load.source.drop_behind(offset, length)
+            with work.mutex:
+                work.done += length
+        # Non-temporal stores are ordered by the fence of the thread that made them.
+        writer.media.fence()
+    except BaseException as e:  # noqa: BLE001 - it is raised again in the thread that asked
+        with work.mutex:
+            work.error = work.error or e
+
+
+def _forget(writer: Writer, works: Sequence[_Work]) -> None:
+    """Give the space of a load that failed back; should that fail too, the next writer does it."""
+    loads = {work.entry.load for work in works}
+    left = tuple(t for t in writer.directory.tables if t.load not in loads)
+    if len(left) < len(writer.directory.tables):
+        try:
+            writer.publish(tables=left)
+        except (EngramdaxError, OSError):
+            return

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pool as its readers see it: tables by name, one generation at a time."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any, Self
+
+from engramdax.errors import ClosedError
+from engramdax.pool.attachment import Attachment
+from engramdax.pool.space import free_extents
+from engramdax.pool.writer import table_not_found
+from engramdax.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from types import TracebackType
+    from uuid import UUID
+
+    from engramdax.backing import Backing
+    from engramdax.format.directory import Directory
+    from engramdax.format.geometry import Extent
+    from engramdax.format.superblock import Superblock
+
+
+class DegradedPoolWarning(UserWarning):
+    """A copy of the metadata is bad; the other one serves. Any write to the pool repairs a slot."""
+
+
+class Pool:
+    """A pool opened for reading: `pool["name"]` is a Table, `pool.tables` all their names.
+
+    Sees the generation that was current when it was opened, until `refresh`. Closing it ends it alone:
+    Tables taken from it stay right, and nothing is unpublished for anybody else. Thread-safe.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._attachment: Attachment | None = Attachment(path)
+        self._mutex = threading.Lock()
+        found = self._attachment.read_directory()
+        self._directory = found.value
+        self._problems = (*self._attachment.superblock_problems, *found.problems)
+        for problem in self._problems:
+            warnings.warn(f"{path}: {problem}", DegradedPoolWarning, stacklevel=3)
+
+    @property
+    def _open(self) -> Attachment:
+        if self._attachment is None:
+            raise ClosedError("the pool was closed", remedy="open it again")
+        return self._attachment
+
+    @property
+    def superblock(self) -> Superblock:
+        """What the superblock says."""
+        return self._open.superblock
+
+    @property
+    def backing(self) -> Backing:
+        """The memory it lives in."""
+        return self._open.backing
+
+    @property
+    def directory(self) -> Directory:
+        """The directory of the generation that this object sees."""
+        return self._directory
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What was wrong with copies of the metadata at the last open or refresh."""
+        return self._problems
+
+    @property
+    def name(self) -> str:
+        """The pool's name."""
+        return self.superblock.name
+
+    @property
+    def uuid(self) -> UUID:
+        """The pool's uuid."""
+        return self.superblock.pool
+
+    @property
+    def generation(self) -> int:
+        """The generation that this object sees; it grows with each publication."""
+        return self._directory.generation
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names of the published tables, sorted."""
+        return tuple(sorted(t.name for t in self._directory.published()))
+
+    def free(self) -> list[Extent]:
+        """Give the free extents, in bytes, in the order of their offsets."""
+        s = self.superblock
+        return free_extents(s.geometry, s.size, self._directory.taken())
+
+    def page_bytes(self) -> int:
+        """Bytes of the pages that map the pool, the huge ones that the kernel really gave included."""
+        return self.backing.page_bytes(self._open.mapping)
+
+    def __getitem__(self, name: str) -> Table:
+        with self._mutex:
+            entry = self._directory.table(name)
+            if entry is None:
+                raise table_not_found(name, self._directory, self.backing.path)
+            return Table(entry, self.generation, self._open)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._directory.table(name) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tables)
+
+    def __len__(self) -> int:
+        return len(self._directory.published())
+
+    def refresh(self) -> bool:
+        """See what is published now; tell whether that is newer. Tables taken before stay as they were."""
+        with self._mutex:
+            attachment = self._open
+            before = self._directory
+            found = attachment.read_directory()
+            self._directory, self._problems = found.value, (*attachment.superblock_problems, *found.problems)
+            attachment.pins.unpin(before.generation)
+            return found.value.age > before.age
+
+    def close(self) -> None:
+        """End this object. May be called twice."""
+        with self._mutex:
+            if self._attachment is not None:
+                self._attachment.pins.unpin(self._directory.generation)
+                self._attachment = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state: Any = "closed" if self._attachment is None else f"{self.name} on {self.backing.path}"
+        return f"<engramdax.Pool {state}, generation {self.generation}, {len(self)} tables>"

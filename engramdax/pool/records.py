@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this host remembers of pools that were provisioned or joined on it, and how a pool is found.
+
+A record is a small JSON file in the state directory. It holds what the media cannot say: the path, and
+what provisioning took from the host and deprovisioning has to give back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from engramdax.errors import BackingError, EngramdaxError, ParameterError
+from engramdax.host import SYSTEM_STATE, make_dir, state_dir
+from engramdax.pool.attachment import open_media
+from engramdax.pool.volume import read_superblock
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+ENVIRONMENT: Final = "ENGRAMDAX_POOL"
+_DAX_NAME: Final = re.compile(r"dax[0-9]+\.[0-9]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One pool of this host."""
+
+    uuid: str
+    name: str
+    path: str
+    huge_page_bytes: int = 0
+    huge_pages: int = 0
+    """Huge pages that provisioning added to the kernel's reserve."""
+    mount: str = ""
+    """hugetlbfs that provisioning mounted."""
+
+
+def write_record(record: Record) -> None:
+    """Remember a pool."""
+    directory = make_dir(state_dir()) / "pools"
+    directory.mkdir(mode=0o2770, exist_ok=True)
+    temporary = directory / f"{record.uuid}.{os.getpid()}"
+    temporary.write_text(json.dumps(asdict(record)) + "\n")
+    temporary.replace(directory / f"{record.uuid}.json")
+
+
+def read_records() -> list[Record]:
+    """Give all that this user can read, those of root included."""
+    found: dict[str, Record] = {}
+    places = [state_dir()] if os.environ.get("ENGRAMDAX_STATE_DIR") else [SYSTEM_STATE, state_dir()]
+    for place in places:
+        for path in sorted((place / "pools").glob("*.json")):
+            try:
+                record = Record(**json.loads(path.read_text()))
+            except (OSError, ValueError, TypeError):  # a damaged record costs a name, not the pool
+                continue
+            found[record.uuid] = record
+    return list(found.values())
+
+
+def record_of(pool: UUID) -> Record | None:
+    """Give the record of this pool."""
+    return next((r for r in read_records() if r.uuid == str(pool)), None)
+
+
+def forget_record(pool: UUID) -> None:
+    """Remember a pool no longer."""
+    (state_dir() / "pools" / f"{pool}.json").unlink(missing_ok=True)
+
+
+def known_pools() -> list[Record]:
+    """Give the pools that are on this host now: recorded ones that still exist, and those on dax devices."""
+    pools = {record.uuid: record for record in read_records() if _holds(Path(record.path), record.uuid)}
+    for node in sorted(Path("/dev").glob("dax[0-9]*.[0-9]*")):
+        try:
+            opened = open_media(node, writable=False)
+        except EngramdaxError:
+            continue
+        try:
+            superblock = read_superblock(opened.media).value
+        except EngramdaxError:
+            continue
+        finally:
+            os.close(opened.fd)
+        pools.setdefault(str(superblock.pool), Record(str(superblock.pool), superblock.name, str(node)))
+    return list(pools.values())
+
+
+def _holds(path: Path, uuid: str) -> bool:
+    try:
+        opened = open_media(path, writable=False)
+    except EngramdaxError:
+        return False
+    try:
+        return str(read_superblock(opened.media).value.pool) == uuid
+    except EngramdaxError:
+        return False
+    finally:
+        os.close(opened.fd)
+
+
+def resolve(target: str | os.PathLike[str] | None) -> Path:
+    """Give the path of the pool that `target` means: a path, a dax device, a pool's name or uuid.
+
+    Without a target: ENGRAMDAX_POOL, or the one pool of this host.
+    """
+    text = os.fspath(target) if target is not None else os.environ.get(ENVIRONMENT, "")
+    if "\0" in text:
+        raise ParameterError("a pool's name holds a NUL character")
+    if _DAX_NAME.fullmatch(text):
+        return Path("/dev") / text
+    if "/" in text or (text and Path(text).exists()):
+        return Path(text)
+    pools = known_pools()
+    if not text:
+        if len(pools) == 1:
+            return Path(pools[0].path)
+        names = ", ".join(f"{p.name} ({p.path})" for p in pools[:8])
+        raise ParameterError(
+            f"there are {len(pools)} pools on this host: {names}" if pools else "no pool is known on this host",
+            remedy=f"say which with --pool or {ENVIRONMENT}" if pools else "`engramdax provision` makes one",
+        )
+    matches = [p for p in pools if text in (p.name, p.uuid)]
+    if len(matches) > 1:
+        raise ParameterError(
+            f"{len(matches)} pools are named {text}: {', '.join(p.path for p in matches)}",
+            remedy="name one by its path or uuid",
+        )
+    if not matches:
+        raise BackingError(
+            f"there is no pool {text} on this host",
+            remedy=f"there are {', '.join(p.name for p in pools)}" if pools else "name it by its path",
+        )
+    return Path(matches[0].path)

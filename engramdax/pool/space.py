@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Free space of a pool: what neither the metadata nor any table, loading or retired, takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engramdax.errors import SpaceError
+from engramdax.format.geometry import Extent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from engramdax.format.geometry import Geometry
+
+
+def free_extents(geometry: Geometry, size: int, taken: Iterable[Extent]) -> list[Extent]:
+    """Give the gaps between what is taken, in whole units, in the order of their offsets."""
+    unit = geometry.unit
+    gaps, at = [], 0
+    for extent in sorted([*taken, *geometry.metadata()]):
+        end = extent.offset // unit * unit
+        if end > at:
+            gaps.append(Extent(at, end - at))
+        at = max(at, -(-extent.end // unit) * unit)
+    last = size // unit * unit
+    if last > at:
+        gaps.append(Extent(at, last - at))
+    return gaps
+
+
+def allocate(free: list[Extent], lengths: list[int], unit: int) -> list[Extent]:
+    """Choose an extent for each of `lengths` bytes, in whole units; SpaceError unless all fit.
+
+    Best fit, the largest first, so that a small one does not break up what a large one needs. The result
+    is in the order of `lengths`.
+    """
+    left = list(free)
+    chosen: dict[int, Extent] = {}
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        length = max(1, -(-lengths[index] // unit)) * unit
+        fitting = [gap for gap in left if gap.length >= length]
+        if not fitting:
+            raise SpaceError(
+                f"no room for {length} bytes in one piece: {sum(lengths)} bytes are needed, "
+                f"{sum(gap.length for gap in free)} are free, the largest free extent has "
+                f"{max((gap.length for gap in free), default=0)}",
+                remedy="remove tables (`engramdax rm`), or provision a larger pool",
+            )
+        gap = min(fitting, key=lambda g: (g.length, g.offset))
+        chosen[index] = Extent(gap.offset, length)
+        left.remove(gap)
+        if gap.length > length:
+            left.append(Extent(gap.offset + length, gap.length - length))
+    return [chosen[i] for i in range(len(lengths))]

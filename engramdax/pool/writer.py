@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one process that may change a pool: it holds the lock, knows the directory, and publishes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+from engramdax.errors import FormatError, RefusedError, TableNotFoundError
+from engramdax.format.directory import PUBLISHED, Directory, Retired, TableEntry
+from engramdax.host import host_id
+from engramdax.locks import WriterLock, pinned_before
+from engramdax.pool.attachment import check_admitted, open_media
+from engramdax.pool.space import free_extents
+from engramdax.pool.volume import publish, read_directory, read_superblock
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+    from engramdax.format.geometry import Extent
+
+
+class Writer:
+    """The right and the means to change the pool at `path`, held as a context manager.
+
+    Entering takes the lock (BusyError if another process has it), checks that this host owns the pool
+    (RefusedError), repairs a bad directory slot, forgets loads that died, and frees the space of removed
+    tables that no reader can hold any more. Not thread-safe but for `media`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        opened = open_media(path, writable=True)
+        self.path = path
+        self.backing, self.fd, self.mapping, self.media = (
+            opened.backing,
+            opened.fd,
+            opened.mapping,
+            opened.media,
+        )
+        self._lock: WriterLock | None = None
+        try:
+            self.superblock = read_superblock(self.media).value
+            self._lock = WriterLock(self.backing, self.superblock.pool)
+            self._check_writable()
+            # Nobody publishes while the lock is held, so what is bad now stays bad.
+            found = read_directory(self.media, self.superblock, patient=False)
+            self.directory = found.value
+            self._check_owner()
+            self._recover(repair=bool(found.problems))
+        except FormatError as e:
+            self.close()
+            raise type(e)(f"{path}: {e.problem}", remedy=e.remedy) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the lock back. May be called twice."""
+        if self._lock:
+            self._lock.release()
+            self._lock = None
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def publish(self, **changes: Any) -> None:
+        """Make the directory with `changes` to its fields the current one."""
+        directory = replace(self.directory, generation=self.directory.generation + 1, **changes)
+        publish(self.media, self.superblock, directory)
+        self.directory = directory
+
+    def free(self) -> list[Extent]:
+        """Give the free extents."""
+        return free_extents(self.superblock.geometry, self.superblock.size, self.directory.taken())
+
+    def published(self, name: str) -> TableEntry:
+        """Give the published table `name`, or TableNotFoundError."""
+        entry = self.directory.table(name)
+        if entry is None:
+            raise table_not_found(name, self.directory, self.path)
+        return entry
+
+    def remove(self, name: str) -> bool:
+        """Unpublish a table; tell whether its space is free already or waits for its readers."""
+        entry = self.published(name)
+        retired = Retired(name, entry.load, self.directory.generation + 1, tuple(entry.extents()))
+        self.publish(
+            tables=tuple(t for t in self.directory.tables if t is not entry),
+            retired=(*self.directory.retired, retired),
+        )
+        self.reclaim()
+        return all(r.load != entry.load for r in self.directory.retired)
+
+    def reclaim(self) -> None:
+        """Free the space of removed tables that no reader can hold any more."""
+        kept = tuple(r for r in self.directory.retired if not self._provably_unused(r))
+        if len(kept) < len(self.directory.retired):
+            self.publish(retired=kept)
+
+    def _provably_unused(self, retired: Retired) -> bool:
+        others = {host.id for host in self.directory.hosts} - {host_id()}
+        # Asking other hosts takes a channel to them; without one the answer is no (P5).
+        if self.superblock.shared and others:
+            return False
+        return not pinned_before(self.backing, self.superblock.pool, retired.generation)
+
+    def _check_writable(self) -> None:
+        if self.superblock.ro_compat:
+            raise FormatError(
+                f"the pool has features {self.superblock.ro_compat:#x} that this engramdax can only read",
+                remedy="use a newer engramdax",
+            )
+
+    def _check_owner(self) -> None:
+        if not self.superblock.shared:
+            return  # every process that can write it is on this host, and the lock excludes them
+        check_admitted(self.superblock, self.directory, self.path)
+        if self.directory.owner != host_id():
+            owner = next((h.name for h in self.directory.hosts if h.id == self.directory.owner), "unknown")
+            raise RefusedError(
+                f"{self.path}: pool {self.superblock.name} is written by host {owner} "
+                f"({self.directory.owner}), not by this one",
+                remedy=f"run this on {owner}",
+            )
+
+    def _recover(self, *, repair: bool) -> None:
+        loading = [t for t in self.directory.tables if t.state != PUBLISHED]
+        if repair:
+            # The bad slot may have held a newer generation that a reader saw: never use its number again.
+            self.directory = replace(self.directory, generation=self.directory.generation + 1)
+        if repair or loading or self._slots_differ():
+            self.publish(tables=tuple(self.directory.published()))
+        self.reclaim()
+
+    def _slots_differ(self) -> bool:
+        """Tell whether a writer died between the two slots, so that one still names other space."""
+        g = self.superblock.geometry
+        header, payload = self.directory.to_slot(g.slot_bytes)
+        length = len(header) + len(payload)
+        return any(self.media.load(place, length) != header + payload for place in g.slots)
+
+
+def table_not_found(name: str, directory: Directory, path: Path) -> TableNotFoundError:
+    """Say that there is no such table, and which there are."""
+    names = [t.name for t in directory.published()]
+    return TableNotFoundError(
+        f"{path} holds no table {name!r}",
+        remedy=f"it holds {', '.join(names[:8])}{' and more' if len(names) > 8 else ''}" if names else "it is empty",
+    )
