@@ -11,7 +11,8 @@ import os
 import sys
 import traceback
 import warnings
-from typing import Annotated, Any, Final
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -19,7 +20,11 @@ from engramdax.commands import demo, gather, load, provision, show
 from engramdax.errors import EngramdaxError
 from engramdax.version import __version__
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 USAGE: Final = 2
+INTERRUPTED: Final = "nothing unfinished is published, and its space is free"
 
 UsageError: Final[type[Exception]] = typer.BadParameter.__bases__[0]
 """Of the click that typer uses: newer ones carry one of its own, which they do not export."""
@@ -30,9 +35,24 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Make Ctrl-C an error like any other: left alone, typer ends in silence and with 130."""
+
+    @wraps(command)
+    def run_command(**parameters: Any) -> Any:
+        try:
+            return command(**parameters)
+        except KeyboardInterrupt:
+            raise EngramdaxError("interrupted", remedy=INTERRUPTED) from None
+
+    return run_command
+
+
 for group in (provision, load, show, gather, demo):
     for command in group.COMMANDS:
-        app.command()(command)
+        app.command()(_interruptible(command))
 
 
 def _print_version(asked: bool) -> None:
@@ -68,11 +88,11 @@ def run(arguments: list[str]) -> int:
     except UsageError as e:
         context = getattr(e, "ctx", None)
         path = context.command_path if context else "engramdax"
-        return _fail(f"{e.format_message()}; see `{path} --help`", USAGE)  # type: ignore[attr-defined]
+        return _fail(f"{e.format_message().rstrip(chr(46))}; see `{path} --help`", USAGE)  # type: ignore[attr-defined]
     except EngramdaxError as e:
         return _fail(str(e), e.exit_code)
     except KeyboardInterrupt:
-        return _fail("interrupted; nothing unfinished is published, and its space is free", 1)
+        return _fail(f"interrupted; {INTERRUPTED}", 1)
     except BrokenPipeError:
         # Whoever read the output had enough; Python would complain again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

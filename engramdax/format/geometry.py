@@ -66,10 +66,14 @@ class Geometry:
             raise FormatError(f"the superblock places an area at {areas[-1]}, behind the end {size}")
 
 
-SUPERBLOCK_PLACES: Final = (0, 2 * MIB, GIB)
-"""Where to look for a superblock of a pool whose geometry is not known yet."""
-
 SMALLEST_POOL: Final = 16 * MIB
+FAR_POOL: Final = 2 * GIB
+"""From this size on a pool keeps copies of its metadata at its end."""
+
+
+def superblock_places(size: int) -> tuple[int, ...]:
+    """Where to look for the superblock of a pool that fills media of `size` bytes."""
+    return standard(size).superblocks if size >= SMALLEST_POOL else (0,)
 
 
 def standard(size: int) -> Geometry:
@@ -77,13 +81,16 @@ def standard(size: int) -> Geometry:
 
     No two copies of a thing share a 2 MiB page, because one poisoned line takes the whole page of a
     devdax mapping. With 1 GiB pages everything in the first GiB goes at once, so pools of 2 GiB and more
-    keep a superblock and a directory slot behind it.
+    keep a superblock and a directory slot in their last GiB; at the very end of it, where they cut no
+    free extent in two.
     """
     if size < SMALLEST_POOL:
         raise BackingError(
             f"{size} bytes are too small for a pool",
-            remedy=f"give at least {SMALLEST_POOL // MIB} MiB; {12} MiB of it are metadata",
+            remedy=f"give at least {SMALLEST_POOL // MIB} MiB; 12 MiB of it are metadata",
         )
-    if size < 2 * GIB:
-        return Geometry((0, 2 * MIB), (4 * MIB, 8 * MIB), 4 * MIB, 2 * MIB)
-    return Geometry((0, 2 * MIB, GIB), (4 * MIB, GIB + 2 * MIB), 4 * MIB, 2 * MIB)
+    unit = 2 * MIB
+    if size < FAR_POOL:
+        return Geometry((0, unit), (2 * unit, 4 * unit), 2 * unit, unit)
+    end = size // unit * unit
+    return Geometry((0, unit, end - 3 * unit), (2 * unit, end - 2 * unit), 2 * unit, unit)

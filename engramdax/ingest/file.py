@@ -133,15 +133,14 @@ class SourceFile:
         header = bytearray(length)
         self.read_into(offset, memoryview(header))
         self._drop(begin, end)
+        with self._lock:
+            # The table's first rows may share the header's last page, which then goes with them.
+            self._behind.add(offset, offset + length)
         return bytes(header)
 
     def expect_sequential(self) -> None:
         """Tell the kernel that large reads in order follow, so that it reads ahead of them."""
         os.posix_fadvise(self._open_fd(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
-
-    def expect(self, offset: int, length: int) -> None:
-        """Let the kernel start to read a range that will be asked for at once."""
-        os.posix_fadvise(self._open_fd(), offset, length, os.POSIX_FADV_WILLNEED)
 
     def snapshot_residency(self, offset: int = 0, length: int | None = None) -> None:
         """Note which pages of a range are not in the page cache: those `drop_behind` may drop.

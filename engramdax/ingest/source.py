@@ -115,10 +115,6 @@ class TableSource:
     def _interleave_into(self, offset: int, out: memoryview) -> None:
         scratch = self._scratch()
         row, skipped = divmod(offset, self._row_bytes)
-        end_row = -(-(offset + len(out)) // self._row_bytes)
-        for column in self.columns:
-            # A narrow column's blocks are too small for the kernel to see that they come in order.
-            column.file.expect(column.offset + row * column.width, (end_row - row) * column.width)
         done = 0
         while done < len(out):
             whole_rows = (len(out) - done) // self._row_bytes

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from engramdax.errors import FormatError, NotAPoolError
 from engramdax.format.directory import Directory, from_slot, payload_bytes
-from engramdax.format.geometry import LINE, SUPERBLOCK_BYTES, SUPERBLOCK_PLACES
+from engramdax.format.geometry import LINE, SUPERBLOCK_BYTES, superblock_places
 from engramdax.format.superblock import Superblock
 
 if TYPE_CHECKING:
@@ -34,32 +34,42 @@ class Found(Generic[T]):
     problems: tuple[str, ...]
 
 
-def read_superblock(media: Media, places: Sequence[int] = SUPERBLOCK_PLACES) -> Found[Superblock]:
-    """Read the first good copy; NotAPoolError where there is none at all, FormatError where all are bad."""
+def read_superblock(media: Media, places: Sequence[int] | None = None) -> Found[Superblock]:
+    """Read the first good copy; NotAPoolError where there is none at all, FormatError where all are bad.
+
+    `places` is where to look, by default where a pool of the standard geometry has them.
+    """
     good: Superblock | None = None
     errors: dict[int, FormatError] = {}
-    for place in places:
-        if place + SUPERBLOCK_BYTES > media.size or (good and place not in good.geometry.superblocks):
-            continue
-        media.invalidate(place, SUPERBLOCK_BYTES)
-        try:
-            copy = Superblock.from_bytes(media.load(place, SUPERBLOCK_BYTES), media_bytes=media.size)
-        except FormatError as e:
-            errors[place] = e
-            continue
-        if good is None:
+    for place in superblock_places(media.size) if places is None else places:
+        copy = _read_copy(media, place)
+        if isinstance(copy, Superblock):
             good = copy
-        elif copy != good:
-            errors[place] = FormatError("the superblock differs from the first good one")
-    if good is not None:
-        own = {place: e for place, e in errors.items() if place in good.geometry.superblocks}
-        return Found(good, tuple(f"superblock copy at {place}: {e}" for place, e in own.items()))
-    damaged = {place: e for place, e in errors.items() if not isinstance(e, NotAPoolError)}
-    if damaged:
+            break
+        errors[place] = copy
+    if good is None:
+        damaged = [e for e in errors.values() if not isinstance(e, NotAPoolError)]
+        if not damaged:
+            raise NotAPoolError("there is no pool here", remedy="`engramdax provision` makes one")
         # The first copy speaks for all: they are identical when written.
-        first = next(iter(damaged.values()))
-        raise type(first)(f"no usable superblock: {first.problem}", remedy=first.remedy)
-    raise NotAPoolError("there is no pool here", remedy="`engramdax provision` makes one")
+        raise type(damaged[0])(f"no usable superblock: {damaged[0].problem}", remedy=damaged[0].remedy)
+    problems = []
+    for place in good.geometry.superblocks:
+        copy = errors.get(place) or _read_copy(media, place)
+        if copy != good:
+            what = copy if isinstance(copy, FormatError) else "it is another pool's"
+            problems.append(f"superblock copy at {place}: {what}")
+    return Found(good, tuple(problems))
+
+
+def _read_copy(media: Media, place: int) -> Superblock | FormatError:
+    if place + SUPERBLOCK_BYTES > media.size:
+        return NotAPoolError("it would lie behind the end")
+    media.invalidate(place, SUPERBLOCK_BYTES)
+    try:
+        return Superblock.from_bytes(media.load(place, SUPERBLOCK_BYTES), media_bytes=media.size)
+    except FormatError as e:
+        return e
 
 
 def write_superblock(media: Media, superblock: Superblock) -> None:

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+# Everything a developer or CI runs. Each target sets up what it needs; nothing has to be installed before
+# but Python 3.11 or later, a C compiler and make (as root on Debian those come by themselves too).
+
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+CORE := engramdax/_core.abi3.so
+CORE_SOURCES := $(wildcard c/*.c c/*.h c/core.cdef c/build.py)
+SANITIZERS := address,undefined
+
+.PHONY: demo test lint sanitize bench wheel tools clean
+
+demo: $(VENV)/.demo
+	$(BIN)/engramdax demo
+
+# The tests that need minutes are part of it; `$(BIN)/pytest` alone leaves them out.
+test: $(VENV)/.test lint wheel sanitize
+	$(BIN)/pytest -m ""
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# The tests of everything that runs in C, under AddressSanitizer and UBSan.
+sanitize: $(VENV)/.test
+	PYTHON=$(BIN)/python tools/sanitize $(SANITIZERS)
+
+bench: $(VENV)/.test
+	$(BIN)/pytest tests/bench --benchmark-only
+	$(BIN)/python -m tools.bench.load
+
+# One wheel for CPython 3.11 and later, with warnings as errors, and proof that it keeps to the stable ABI.
+wheel: $(VENV)/.test
+	rm -rf dist
+	ENGRAMDAX_WERROR=1 $(BIN)/python -m build --wheel --outdir dist .
+	$(BIN)/abi3audit --strict --report dist/*.whl
+
+tools:
+	tools/prepare
+
+$(BIN)/python: | tools
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+
+$(VENV)/.demo: pyproject.toml $(CORE_SOURCES) | $(BIN)/python
+	$(BIN)/pip install --quiet --editable '.[demo]'
+	touch $@
+
+$(VENV)/.test: pyproject.toml $(CORE_SOURCES) | $(BIN)/python
+	$(BIN)/pip install --quiet --editable '.[demo]' --group test --group lint
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist $(CORE)

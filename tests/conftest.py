@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host of its own for every test, and pools on it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engramdax.format.directory import TableEntry
+from engramdax.ingest.open import open_sources
+from engramdax.pool.loader import Load, load_tables
+from engramdax.pool.provision import Consent, plan_file
+from engramdax.pool.steps import carry_out
+from engramdax.pool.writer import Writer
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _own_host(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees or leaves anything in the directories of the machine that it runs on."""
+    host = tmp_path_factory.mktemp("host")
+    monkeypatch.setenv("ENGRAMDAX_STATE_DIR", str(host / "state"))
+    monkeypatch.setenv("ENGRAMDAX_RUN_DIR", str(host / "run"))
+    monkeypatch.delenv("ENGRAMDAX_POOL", raising=False)
+
+
+@pytest.fixture
+def make_pool(tmp_path: Path) -> Callable[..., Path]:
+    """Give a function that provisions a pool in a file of `tmp_path` and gives its path."""
+    numbers = itertools.count()
+
+    def make(size: int = 32 * MIB, name: str | None = None) -> Path:
+        name = name or f"pool{next(numbers)}"
+        path = tmp_path / f"{name}.pool"
+        carry_out(plan_file(path, size, name=name, consent=Consent()).steps)
+        return path
+
+    return make
+
+
+@pytest.fixture
+def load_array(tmp_path: Path) -> Callable[..., TableEntry]:
+    """Give a function that loads a two-dimensional array as a table, through a .npy file."""
+    numbers = itertools.count()
+
+    def load(path: Path, name: str, array2d: np.ndarray[Any, Any], heads: tuple[int, ...] | None = None) -> TableEntry:
+        file = tmp_path / f"array{next(numbers)}.npy"
+        np.save(file, array2d)
+        (source,) = open_sources([file])
+        with source, Writer(path) as writer:
+            return load_tables(writer, [Load(source, name, heads)])[0]
+
+    return load
