@@ -44,7 +44,11 @@ def load(
         sources = open_sources(source, row_bytes=row_bytes, dtype=dtype, dim=dim, tensor=tensor, engram=engram)
         for opened in sources:
             stack.callback(opened.close)
-        loads = engram_loads(sources, source, name) if engram else [Load(sources[0], name or sources[0].name)]
+        loads = (
+            engram_loads(sources, source, name)
+            if engram
+            else [Load(sources[0], sources[0].name if name is None else name)]
+        )
         path = resolve(pool)
         writer = stack.enter_context(Writer(path))
         progress = stack.enter_context(byte_progress({one.name: one.source.nbytes for one in loads}))
@@ -78,7 +82,7 @@ def rm(
 def engram_loads(sources: Sequence[TableSource], paths: Sequence[Path], name: str | None) -> list[Load]:
     """Name the tables of a checkpoint's layers, and take the rows of their heads from its config.json."""
     first = paths[0]
-    prefix = name or table_name((first if first.is_dir() else first.parent).resolve().name)
+    prefix = table_name((first if first.is_dir() else first.parent).resolve().name) if name is None else name
     heads = _heads(first if first.is_dir() else first.parent)
     loads = []
     for source in sources:
@@ -88,7 +92,7 @@ def engram_loads(sources: Sequence[TableSource], paths: Sequence[Path], name: st
                 f"{source.name} of {first} has {source.rows} rows, its config.json means {sum(rows)}",
                 remedy="the config belongs to another model, or the checkpoint is incomplete",
             )
-        loads.append(Load(source, f"{prefix}/{source.name}" if prefix else source.name, rows))
+        loads.append(Load(source, f"{prefix}/{source.name}", rows))
     return loads
 
 

@@ -48,15 +48,15 @@ def provision(
         if size is not None:
             raise ParameterError(f"--size does not go with {target}", remedy="a device has its own size")
         path = resolve(target)
-        plan = plan_device(path, name=name or path.name, shared=not single_host, consent=consent)
+        plan = plan_device(path, name=path.name if name is None else name, shared=not single_host, consent=consent)
     else:
         if size is None:
             raise ParameterError("--size is missing", remedy="say how large the pool is to be, such as --size 2G")
         count = parse_size(size)
         if file is not None:
-            plan = plan_file(file, count, name=name or _default_name(file), consent=consent)
+            plan = plan_file(file, count, name=_default_name(file) if name is None else name, consent=consent)
         else:
-            plan = plan_hugepages(str(hugepages), count, name=name or "hugepages")
+            plan = plan_hugepages(str(hugepages), count, name="hugepages" if name is None else name)
     _carry_out(plan, dry_run=dry_run, as_json=as_json)
     if not dry_run and not as_json:
         backing = inspect(plan.path)

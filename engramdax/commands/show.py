@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -74,7 +75,7 @@ def verify(table: TableArgument = None, *, pool: PoolOption = None, as_json: Jso
     """Compare every byte of a table, or of all, with the checksums published with it."""
     results: dict[str, list[BadBlock] | str] = {}
     with Pool(resolve(pool)) as opened:
-        tables = [opened[name] for name in ([table] if table else opened.tables)]
+        tables = [opened[name] for name in (opened.tables if table is None else [table])]
         with byte_progress({t.name: t.nbytes for t in tables}) as progress:
             for t in tables:
                 name = t.name
@@ -159,6 +160,12 @@ def _text(key: str, item: Any) -> str:
         return ", ".join(f"{h['name']} ({h['id']})" for h in item)
     if key == "problems":
         return "; ".join(item) or "none"
+    if key == "created":
+        return datetime.fromtimestamp(item, UTC).astimezone().isoformat()
+    if key == "source":
+        # What a reader of table files described; other tools may have written less.
+        parts = [f["path"] for f in item.get("files", [])] + item.get("tensors", [])
+        return ", ".join([str(item.get("kind", "unknown")), *parts])
     return str(item)
 
 

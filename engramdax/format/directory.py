@@ -30,6 +30,8 @@ CHECKSUM_BYTES: Final = 4
 _PART: Final = r"(?!\.\.?(?:/|$))[A-Za-z0-9._-]+"
 TABLE_NAME: Final = re.compile(rf"{_PART}(?:/{_PART})*")
 MAX_TABLE_NAME: Final = 128
+MAX_GENERATION: Final = 1 << 62
+"""Generations stay below: a reader pins one by a lock on a byte of its own, and file offsets end at 2**63."""
 
 LOADING: Final = "loading"
 PUBLISHED: Final = "published"
@@ -242,8 +244,17 @@ def from_slot(header: bytes, payload: bytes, *, size: int, geometry: Geometry) -
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise FormatError(f"the slot's payload has no directory in it: {e!r}") from e
+    _check_generations(directory)
     _check_space(directory, size, geometry)
     return directory
+
+
+def _check_generations(directory: Directory) -> None:
+    if directory.generation >= MAX_GENERATION:
+        raise FormatError(f"the slot's generation {directory.generation} is impossible")
+    for retired in directory.retired:
+        if retired.generation > directory.generation:
+            raise FormatError(f"table {retired.name!r} was removed in a generation that is still to come")
 
 
 def _check_space(directory: Directory, size: int, geometry: Geometry) -> None:

@@ -54,7 +54,7 @@ class Geometry:
         """Raise FormatError unless all areas lie apart, on whole lines, inside `size` bytes."""
         areas = sorted(self.metadata())
         power_of_two = self.unit > 0 and self.unit & (self.unit - 1) == 0
-        aligned = not any(n % LINE for n in (*self.superblocks, *self.slots, self.slot_bytes, self.unit))
+        aligned = not any(n % LINE for n in (*self.superblocks, *self.slots, self.slot_bytes, self.unit, self.block))
         if not power_of_two or not aligned or self.slot_bytes < 2 * LINE or self.block < LINE:
             raise FormatError(f"the superblock's geometry is impossible: {self}")
         if not 1 <= len(self.superblocks) <= 3 or self.superblocks[0] != 0:

@@ -102,7 +102,7 @@ class RowLayout:
         except (TypeError, KeyError) as e:
             raise FormatError(f"a row layout in the directory lacks a part: {e!r}") from e
         for f in fields:
-            numbers_ok = all(type(n) is int and n >= 0 for n in (f.count, f.offset, f.stride))
+            numbers_ok = all(type(n) is int and 0 <= n < 1 << 63 for n in (f.count, f.offset, f.stride))
             if not numbers_ok or f.dtype not in ITEM_SIZES or f.count < 1 or f.stride < f.bytes:
                 raise FormatError(f"field {f.name!r} of a row layout is impossible: {f}")
         layout = cls(fields)

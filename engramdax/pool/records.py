@@ -110,6 +110,9 @@ def resolve(target: str | os.PathLike[str] | None) -> Path:
     Without a target: ENGRAMDAX_POOL, or the one pool of this host.
     """
     text = os.fspath(target) if target is not None else os.environ.get(ENVIRONMENT, "")
+    if target is not None and not text:
+        # What `--pool "$UNSET"` gives: taking the one pool of this host could remove the wrong one.
+        raise ParameterError("the pool's name is empty", remedy="name a pool, or leave --pool out")
     if "\0" in text:
         raise ParameterError("a pool's name holds a NUL character")
     if _DAX_NAME.fullmatch(text):
