@@ -28,7 +28,14 @@ enum { ROW_NONE = -1, ROW_BAD = -2 };
 static inline int64_t row_at(const struct job *job, uint64_t i)
 {
     const struct ed_table *t = job->table;
-    const int64_t id = job->flags & ED_IDS_64 ? ((const int64_t *)job->ids)[i] : ((const int32_t *)job->ids)[i];
+    int64_t id;
+    if (job->flags & ED_IDS_64) {
+        memcpy(&id, (const uint8_t *)job->ids + i * sizeof id, sizeof id); // ids may stand anywhere
+    } else {
+        int32_t narrow;
+        memcpy(&narrow, (const uint8_t *)job->ids + i * sizeof narrow, sizeof narrow);
+        id = narrow;
+    }
     if (id == -1)
         return ROW_NONE;
     const int64_t *begins = t->head_begins;

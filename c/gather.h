@@ -35,8 +35,8 @@ enum { ED_ALL_VALID = -1 };
 // other id that is no row, under ED_INVALID_ZERO. Otherwise the lowest position of a bad id is returned
 // and what `out` holds is undefined; ED_ALL_VALID where there is none.
 //
-// `threads` is an upper limit, at least 1. May be called from several threads at once; in a child that
-// was forked after a call it runs on the calling thread alone.
+// `ids` and `out` have any alignment. `threads` is an upper limit, at least 1. May be called from several
+// threads at once; in a child that was forked after a call it runs on the calling thread alone.
 int64_t ed_gather(const struct ed_table *table, const void *ids, uint64_t count, int flags, int threads,
                   uint8_t *out);
 

@@ -121,10 +121,10 @@ class Table:
     ) -> npt.NDArray[Any]:
         """Copy rows out of the pool.
 
-        ids: int32 or int64, any shape, C-contiguous. -1 gives a row of zeros. Any other id that is no
-        row raises RowIdError, which names it (then `out` holds undefined bytes), or gives a row of zeros
-        too with invalid="zero". Under per_head the last dimension of `ids` is the number of heads, and
-        an id counts within its head.
+        ids: int32 or int64, any shape and alignment, C-contiguous. -1 gives a row of zeros. Any other id
+        that is no row raises RowIdError, which names it (then `out` holds undefined bytes), or gives a row
+        of zeros too with invalid="zero". Under per_head the last dimension of `ids` is the number of
+        heads, and an id counts within its head.
 
         out: a writable C-contiguous buffer (numpy array, anything with the buffer protocol or
         `__array_interface__`) of exactly ids.size * row_bytes bytes, any element type and alignment, which
@@ -141,10 +141,11 @@ class Table:
         else:
             result = _out_array(out, id_array, self.row_bytes).view(self.dtype).reshape(shape)
         flags = self._flags(id_array, per_head=per_head, invalid=invalid)
-        if threads is None:
-            threads = len(os.sched_getaffinity(0))
-        elif threads < 1:
+        if threads is not None and threads < 1:
             raise ParameterError(f"threads={threads} copies nothing", remedy="give 1 or more")
+        # More threads than CPUs gain nothing, and OpenMP ends the process when it cannot start one.
+        cpus = len(os.sched_getaffinity(0))
+        threads = cpus if threads is None else min(threads, cpus)
         bad = lib.ed_gather(
             self._core,
             ffi.cast("void *", id_array.ctypes.data),
@@ -172,7 +173,8 @@ class Table:
             attachment.mapping.view(e.checksums.offset, e.checksums.length),
             e.checksums_crc,
             block=attachment.superblock.geometry.block,
-            row_stride=max(field.stride for field in e.layout.fields),
+            layout=e.layout,
+            row_count=e.rows,
             progress=progress,
         )
 
@@ -227,7 +229,10 @@ class Table:
 
 
 def _id_array(ids: Any) -> npt.NDArray[Any]:
-    array = np.asarray(ids)
+    try:
+        array = np.asarray(ids)
+    except (TypeError, ValueError) as e:
+        raise ParameterError(f"ids are no array: {e}", remedy="give int32 or int64, all rows of equal length") from None
     if array.size == 0 and array.dtype == np.float64 and not hasattr(ids, "dtype"):
         array = array.astype(np.int64)  # numpy calls an empty list float64
     if array.dtype not in (np.dtype(np.int32), np.dtype(np.int64)):
