@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 
 class DegradedPoolWarning(UserWarning):
-    """A copy of the metadata is bad; the other one serves. Any write to the pool repairs a slot."""
+    """The metadata are not as they should be, and serve all the same.
+
+    A copy is bad (any write to the pool repairs a directory slot), or the directory is older than before.
+    """
 
 
 class Pool:
@@ -117,13 +120,24 @@ class Pool:
         return len(self._directory.published())
 
     def refresh(self) -> bool:
-        """See what is published now; tell whether that is newer. Tables taken before stay as they were."""
+        """See what is published now; tell whether that is newer. Tables taken before stay as they were.
+
+        A directory that is older than the one before is a DegradedPoolWarning.
+        """
         with self._mutex:
             attachment = self._open
             before = self._directory
             found = attachment.read_directory()
             self._directory, self._problems = found.value, (*attachment.superblock_problems, *found.problems)
             attachment.pins.unpin(before.generation)
+            if found.value.age < before.age:
+                # Both slots were written back to an older state: the writer's media lost what it published.
+                warnings.warn(
+                    f"{self.backing.path}: the directory went back from epoch and generation {before.age} to "
+                    f"{found.value.age}",
+                    DegradedPoolWarning,
+                    stacklevel=2,
+                )
             return found.value.age > before.age
 
     def close(self) -> None:

@@ -320,3 +320,14 @@ def test_the_owner_of_a_shared_pool_frees_nothing_that_another_host_may_read(pat
         assert not writer.remove("t")
         writer.reclaim()
         assert len(writer.directory.retired) == 1
+
+
+def test_a_directory_that_went_back_is_said(path: Path) -> None:
+    old = path.read_bytes()
+    with engramdax.open(path) as pool:
+        with Writer(path) as writer:
+            writer.publish()
+        pool.refresh()
+        path.write_bytes(old)
+        with pytest.warns(engramdax.DegradedPoolWarning, match="went back from epoch and generation"):
+            assert not pool.refresh()
