@@ -17,6 +17,8 @@ from engramdax.errors import DamagedTableError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from engramdax.format.layout import RowLayout
+
 
 @dataclass(frozen=True, slots=True)
 class BadBlock:
@@ -47,12 +49,13 @@ def verify_blocks(
     checksums_crc: int,
     *,
     block: int,
-    row_stride: int,
+    layout: RowLayout,
+    row_count: int,
     progress: Callable[[int], None] | None = None,
 ) -> list[BadBlock]:
     """Compare each block of `rows` with its entry in `checksums`, on all CPUs.
 
-    `row_stride` is the largest distance of two rows, in bytes, from which the rows of a bad block are told.
+    `rows` holds `row_count` rows of `layout`, which tells what rows have bytes in a bad block.
     Raises DamagedTableError where the checksums themselves are not those that were published.
     """
     count = -(-len(rows) // block)
@@ -77,8 +80,7 @@ def verify_blocks(
                 progress(done)
         if matches:
             return None
-        last = (offset + len(piece) - 1) // row_stride
-        return BadBlock(offset, len(piece), offset // row_stride, last)
+        return BadBlock(offset, len(piece), *layout.rows_within(row_count, offset, len(piece)))
 
     with ThreadPoolExecutor(workers()) as executor:
         return [found for found in executor.map(bad, range(count)) if found]

@@ -81,6 +81,17 @@ class RowLayout:
         """Bytes from the start of the extent to the end of the last field of the last row."""
         return max(f.offset + (rows - 1) * f.stride + f.bytes for f in self.fields) if rows else 0
 
+    def rows_within(self, rows: int, offset: int, length: int) -> tuple[int, int]:
+        """First and last of `rows` rows that have bytes in [offset, offset + length) of the extent.
+
+        Of arrays side by side, rows between the two may have none. Padding alone gives the rows around it.
+        """
+        firsts = [(offset - f.offset - f.bytes) // f.stride + 1 for f in self.fields]
+        lasts = [(offset + length - 1 - f.offset) // f.stride for f in self.fields]
+        pairs = [(max(0, a), min(rows - 1, b)) for a, b in zip(firsts, lasts, strict=True)]
+        found = [(a, b) for a, b in pairs if a <= b] or [(max(0, b), min(rows - 1, a)) for a, b in pairs]
+        return min(a for a, _ in found), max(b for _, b in found)
+
     def to_json(self) -> dict[str, Any]:
         """Give the form that the directory holds."""
         return {
