@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#define _GNU_SOURCE
 #include "gather.h"
 
 #include <stdatomic.h>
@@ -21,7 +22,6 @@ enum {
     INLINE_BYTES = BYTES_PER_THREAD,
     // Output that will not be read from the caches anyway goes past them, and is not read in first.
     STREAM_BYTES = 16 << 20,
-    MAX_REQUESTS = 1 << 16,
 };
 
 // A call while it runs.
@@ -35,10 +35,8 @@ struct run {
     bool stream;
     // The lowest failing (request, position) of a bad id, as one number; UINT64_MAX for none.
     _Atomic uint64_t bad;
-    _Atomic uint64_t unreadable_rows;
-    // For the request with unreadable rows, a bit per position; of several such requests the first to fault.
-    _Atomic(uint8_t *) unreadable;
-    _Atomic int64_t unreadable_request;
+    _Atomic bool faulted;
+    _Atomic(uint8_t *) unreadable; // as in struct ed_failure; made by the first fault
 };
 
 static _Thread_local struct ed_failure failure;
@@ -57,33 +55,36 @@ static uint64_t chunks_of(const struct run *run, const struct ed_request *q)
 
 static void note_bad(struct run *run, uint64_t request, uint64_t position)
 {
-    // 2^48 positions are more than any address space holds ids.
+    // 2^48 positions are more than any address space holds ids, and ED_MAX_REQUESTS fill the rest.
     const uint64_t found = request << 48 | position;
     uint64_t lowest = atomic_load(&run->bad);
     while (found < lowest && !atomic_compare_exchange_weak(&run->bad, &lowest, found))
         ;
 }
 
-static void note_unreadable(struct run *run, uint64_t request, uint64_t position)
+static uint64_t positions_before(const struct run *run, uint64_t request)
 {
-    int64_t none = -1;
-    if (!atomic_compare_exchange_strong(&run->unreadable_request, &none, (int64_t)request) &&
-        none != (int64_t)request)
-        return;
+    uint64_t positions = 0;
+    for (uint64_t r = 0; r < request; r++)
+        positions += run->requests[r].count;
+    return positions;
+}
+
+// `position` counts through all requests.
+static void note_unreadable(struct run *run, uint64_t position)
+{
+    atomic_store(&run->faulted, true);
     uint8_t *bits = atomic_load(&run->unreadable);
     if (!bits) {
-        uint8_t *fresh = calloc(1, run->requests[request].count / 8 + 1);
-        if (!fresh) {
-            atomic_fetch_add(&run->unreadable_rows, 1);
+        uint8_t *fresh = calloc(1, positions_before(run, run->count) / 8 + 1);
+        if (!fresh)
             return;
-        }
         if (atomic_compare_exchange_strong(&run->unreadable, &bits, fresh))
             bits = fresh;
         else
             free(fresh);
     }
     __atomic_fetch_or(&bits[position / 8], (uint8_t)(1u << position % 8), __ATOMIC_RELAXED);
-    atomic_fetch_add(&run->unreadable_rows, 1);
 }
 
 #if defined(__GNUC__) && !defined(__clang__)
@@ -109,7 +110,7 @@ static bool copy_guarded(const struct run *run, const struct ed_range *range, in
 // The slow way, a row at a time, so that exactly those that cannot be read are missing.
 static int64_t copy_rows(struct run *run, uint64_t request, const struct ed_range *range)
 {
-    const uint64_t row_bytes = range->table->row_bytes;
+    const uint64_t row_bytes = range->table->row_bytes, before = positions_before(run, request);
     for (uint64_t i = range->begin; i < range->end; i++) {
         struct ed_range row = *range;
         row.begin = i;
@@ -118,7 +119,7 @@ static int64_t copy_rows(struct run *run, uint64_t request, const struct ed_rang
         int64_t bad = ED_ALL_VALID;
         if (!copy_guarded(run, &row, &bad)) {
             memset(row.out, 0, row_bytes);
-            note_unreadable(run, request, i);
+            note_unreadable(run, before + i);
         } else if (bad != ED_ALL_VALID) {
             return bad;
         }
@@ -171,8 +172,7 @@ static int plan(struct run *run, const struct ed_request *requests, uint64_t cou
                         .first_chunk = count == 1 ? run->single : first_chunk,
                         .chunk_scale = 1,
                         .kernel = ed_kernel_named(NULL),
-                        .bad = UINT64_MAX,
-                        .unreadable_request = -1};
+                        .bad = UINT64_MAX};
     uint64_t *firsts = count == 1 ? run->single : first_chunk;
     uint64_t bytes = 0;
     for (;;) {
@@ -197,8 +197,7 @@ static int plan(struct run *run, const struct ed_request *requests, uint64_t cou
 static int conclude(struct run *run)
 {
     const uint64_t bad = atomic_load_explicit(&run->bad, memory_order_relaxed);
-    const uint64_t rows = atomic_load_explicit(&run->unreadable_rows, memory_order_relaxed);
-    if (bad == UINT64_MAX && rows == 0)
+    if (bad == UINT64_MAX && !atomic_load_explicit(&run->faulted, memory_order_relaxed))
         return ED_DONE;
     ed_failure_clear();
     if (bad != UINT64_MAX) {
@@ -207,8 +206,6 @@ static int conclude(struct run *run)
         failure.position = bad & ((1ull << 48) - 1);
         return ED_BAD_ID;
     }
-    failure.request = (uint64_t)atomic_load(&run->unreadable_request);
-    failure.count = rows;
     failure.unreadable = atomic_load(&run->unreadable);
     return ED_UNREADABLE;
 }
@@ -232,7 +229,7 @@ static void gather_openmp(const struct ed_request *q, struct run *run, int threa
 // What is over before anybody would be awake, with nothing between the caller and the rows.
 static int gather_inline(const struct ed_request *q)
 {
-    struct run run = {.requests = q, .kernel = ed_kernel_named(NULL), .bad = UINT64_MAX, .unreadable_request = -1};
+    struct run run = {.requests = q, .count = 1, .kernel = ed_kernel_named(NULL), .bad = UINT64_MAX};
     const struct ed_range range = {q->table, q->ids, q->flags, 0, q->count, q->out};
     // A fetch cannot fault, so the first rows are under way while the system call is made.
     ed_fetch_rows(&range, FETCHED_EARLY);
@@ -248,8 +245,10 @@ int ed_gather(const struct ed_request *requests, uint64_t count, int threads, in
     if (count == 1 && engine == ED_TEAM && requests->count * requests->table->row_bytes <= INLINE_BYTES)
         return gather_inline(requests);
     uint64_t *first_chunk = NULL;
-    if (count > 1 && !(first_chunk = malloc((count + 1) * sizeof *first_chunk)))
+    if (count > 1 && !(first_chunk = malloc((count + 1) * sizeof *first_chunk))) {
+        ed_failure_clear();
         return ED_UNREADABLE;
+    }
     struct run run;
     const int worth = plan(&run, requests, count, first_chunk);
     const int limit = ed_team_limit();
@@ -260,7 +259,8 @@ int ed_gather(const struct ed_request *requests, uint64_t count, int threads, in
     } else {
         ed_guard_prepare();
         struct ed_job job = {.run = do_chunk, .context = &run, .chunks = (uint32_t)run.first_chunk[count]};
-        ed_team_post(&job, threads - 1);
+        // The caller does one chunk at least.
+        ed_team_post(&job, threads <= (int)job.chunks ? threads - 1 : (int)job.chunks - 1);
         ed_team_wait(&job);
     }
     const int outcome = conclude(&run);
@@ -327,6 +327,13 @@ int ed_pending_wait(struct ed_pending *pending)
     const int outcome = conclude(&pending->run);
     free(pending);
     return outcome;
+}
+
+void ed_pending_drop(struct ed_pending *pending)
+{
+    ed_team_drop(&pending->job);
+    free(atomic_load(&pending->run.unreadable));
+    free(pending);
 }
 
 static uint64_t random_next(uint64_t *state)

@@ -30,18 +30,21 @@ enum ed_outcome {
 
 // What went wrong in a call that did not end in ED_DONE.
 struct ed_failure {
-    uint64_t request;   // which of the call's
-    uint64_t position;  // of the bad id, or of the first row that could not be read
-    uint64_t count;     // rows that could not be read
-    uint8_t *unreadable; // a bit per position of the request, lowest bit first; ed_failure_clear() frees it
+    uint64_t request;  // ED_BAD_ID: which of the call's has it,
+    uint64_t position; // and at which position
+    // ED_UNREADABLE: a bit per position, lowest bit first, those of all requests one after the other; NULL
+    // where there was no memory for them. ed_failure_clear() frees it.
+    uint8_t *unreadable;
 };
+
+enum { ED_MAX_REQUESTS = 1 << 16 };
 
 enum ed_engine {
     ED_TEAM = 0,
     ED_OPENMP = 1, // the paper's routine: OpenMP threads, memcpy per row, equal parts; not guarded
 };
 
-// Do `requests[0 .. count)` together with at most `threads` threads (0: as many as the work is worth). Gives
+// Do `requests[0 .. count)`, up to ED_MAX_REQUESTS, together with at most `threads` threads (0: as many as the work is worth). Gives
 // an ed_outcome; for all but ED_DONE ed_failure() of the same thread has more. May be called from several
 // threads at once.
 int ed_gather(const struct ed_request *requests, uint64_t count, int threads, int engine);
@@ -58,12 +61,14 @@ const struct ed_failure *ed_failure(void);
 void ed_failure_clear(void);
 
 // A request that runs while its caller does something else. The buffers stay the request's until
-// ed_pending_wait() has been called, which must happen exactly once, by any thread; it frees the handle and
-// reports as ed_gather() does. Gives NULL without memory.
+// ed_pending_wait() or ed_pending_drop() has returned, of which exactly one must be called, once, by any
+// thread; it frees the handle. ed_pending_wait() reports as ed_gather() does; ed_pending_drop() leaves undone
+// what nobody has begun, and all of it in a process forked meanwhile. Gives NULL without memory.
 struct ed_pending;
 struct ed_pending *ed_gather_start(const struct ed_request *request, int threads);
 int ed_pending_done(const struct ed_pending *pending);
 int ed_pending_wait(struct ed_pending *pending);
+void ed_pending_drop(struct ed_pending *pending);
 
 // Measure which distance of prefetching serves this table best on one thread, with `samples` random rows and
 // scratch memory for them; a few milliseconds. `*nanoseconds` gets the time per row at that distance.

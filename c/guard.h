@@ -22,14 +22,15 @@ struct ed_guard {
 // initial-exec: a handler must not find itself allocating the thread's storage.
 extern _Thread_local struct ed_guard *volatile ed_armed_guard __attribute__((tls_model("initial-exec")));
 
-// Make sure that the handler is in place, in front of all others. Call it before each guarded piece of work.
+// Make sure that the handler is in place, in front of all others, and, once in each thread, that SIGBUS is not
+// blocked. Call it before each guarded piece of work.
 void ed_guard_prepare(void);
 
 // How many memory errors the kernel reported that nobody had run into (BUS_MCEERR_AO).
 uint64_t ed_guard_advisories(void);
 
 // if (ED_GUARD_ARM(guard)) { loads; ed_guard_disarm(); } else { a load faulted, the guard is disarmed }
-// The signal mask is not saved: the handler runs with SA_NODEFER and leaves it as it was.
+// The signal mask is not saved: the handler runs with SA_NODEFER and restores what a handler before it changed.
 #define ED_GUARD_ARM(guard) (sigsetjmp((guard)->back, 0) == 0 ? (ed_armed_guard = (guard), 1) : 0)
 
 static inline void ed_guard_disarm(void)

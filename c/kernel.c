@@ -70,21 +70,29 @@ static inline __attribute__((always_inline)) void copy_small(uint8_t *to, const 
 
 #include <immintrin.h>
 
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512vl,avx512bw")
+// What is between these two is compiled for CPUs that have `isa`.
+#define PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define BEGIN_TARGET(isa) PRAGMA(clang attribute push(__attribute__((target(isa))), apply_to = function))
+#define END_TARGET PRAGMA(clang attribute pop)
+#else
+#define BEGIN_TARGET(isa) PRAGMA(GCC push_options) PRAGMA(GCC target(isa))
+#define END_TARGET PRAGMA(GCC pop_options)
+#endif
+
+BEGIN_TARGET("avx512f,avx512vl,avx512bw")
 #define KERNEL kernel_avx512
 #define VECTOR 64
 #define COPY_VECTOR(t, f) _mm512_storeu_si512((void *)(t), _mm512_loadu_si512((const void *)(f)))
 #include "kernel_loop.h"
-#pragma GCC pop_options
+END_TARGET
 
-#pragma GCC push_options
-#pragma GCC target("avx2")
+BEGIN_TARGET("avx2")
 #define KERNEL kernel_avx2
 #define VECTOR 32
 #define COPY_VECTOR(t, f) _mm256_storeu_si256((__m256i *)(t), _mm256_loadu_si256((const __m256i *)(f)))
 #include "kernel_loop.h"
-#pragma GCC pop_options
+END_TARGET
 
 #define KERNEL kernel_sse2
 #define VECTOR 16

@@ -214,14 +214,15 @@ static void start_workers(int wanted)
 {
     if (atomic_load_explicit(&workers, memory_order_relaxed) >= wanted || pthread_mutex_trylock(&starting))
         return;
-    // Signals are for the program's own threads, but for those that a fault raises in the thread itself.
+    // Signals are for the program's own threads, but for those that a fault raises in the thread itself, whatever
+    // the mask of the caller: a fault whose signal is blocked ends the process.
     sigset_t all, before;
     sigfillset(&all);
     sigdelset(&all, SIGBUS);
     sigdelset(&all, SIGSEGV);
     sigdelset(&all, SIGFPE);
     sigdelset(&all, SIGILL);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
@@ -254,7 +255,7 @@ void ed_team_post(struct ed_job *job, int helpers)
     job->forks = atomic_load_explicit(&forks, memory_order_relaxed);
     const int most = ed_team_limit() - 1;
     helpers = helpers < most ? helpers : most;
-    if (helpers <= 0 || job->chunks < 2)
+    if (helpers <= 0 || job->chunks == 0)
         return;
     job->slot = take_slot();
     if (job->slot < 0)
@@ -271,25 +272,34 @@ void ed_team_post(struct ed_job *job, int helpers)
     wake(helpers < WOKEN_AT_ONCE ? helpers : WOKEN_AT_ONCE);
 }
 
-bool ed_team_done(const struct ed_job *job)
+// Whether nobody but its owner can do anything of the job: it was never put up, or in a process that this one
+// was forked from (chunks that the parent's workers had taken then are done by nobody here).
+static bool alone(const struct ed_job *job)
 {
-    return job->slot >= 0 &&
-           atomic_load_explicit(&slots[job->slot].done, memory_order_acquire) == job->chunks;
+    return job->slot < 0 || job->forks != atomic_load_explicit(&forks, memory_order_relaxed);
 }
 
-void ed_team_wait(struct ed_job *job)
+bool ed_team_done(const struct ed_job *job)
 {
-    // Chunks that the parent's workers had taken when this process was forked are done by nobody here.
-    if (job->slot < 0 || job->forks != atomic_load_explicit(&forks, memory_order_relaxed)) {
+    if (alone(job))
+        return job->chunks == 0;
+    return atomic_load_explicit(&slots[job->slot].done, memory_order_acquire) == job->chunks;
+}
+
+// Take the tickets that are left, do their chunks or only count them as done, and wait for the others.
+static void end(struct ed_job *job, bool run)
+{
+    if (alone(job)) {
         job->slot = -1;
-        for (uint64_t chunk = 0; chunk < job->chunks; chunk++)
+        for (uint64_t chunk = 0; run && chunk < job->chunks; chunk++)
             job->run(job->context, chunk);
         return;
     }
     struct slot *slot = &slots[job->slot];
     uint64_t member = GENERATION(atomic_load_explicit(&slot->word, memory_order_relaxed)), chunk;
     while (claim(slot, &member, true, &chunk)) {
-        job->run(job->context, chunk);
+        if (run)
+            job->run(job->context, chunk);
         finish(slot);
     }
     for (unsigned spins = 0; !ed_team_done(job); spins++) {
@@ -301,6 +311,16 @@ void ed_team_wait(struct ed_job *job)
     atomic_fetch_and(&posted, ~(1ull << job->slot));
     atomic_fetch_and(&taken, ~(1ull << job->slot));
     job->slot = -1;
+}
+
+void ed_team_wait(struct ed_job *job)
+{
+    end(job, true);
+}
+
+void ed_team_drop(struct ed_job *job)
+{
+    end(job, false);
 }
 
 // The child has none of the threads, and the jobs of other threads are nobody's there.

@@ -26,12 +26,16 @@ struct ed_job {
     uint32_t forks;  // the process that put it up
 };
 
-// Put a job up for at most `helpers` workers; it stays valid until ed_team_wait() returns. Where no place
-// or no worker is to be had, nobody helps and ed_team_wait() does all of it.
+// Put a job up for at most `helpers` workers; it stays valid until ed_team_wait() or ed_team_drop()
+// returns, of which one must be called. Where no place or no worker is to be had, nobody helps and
+// ed_team_wait() does all of it.
 void ed_team_post(struct ed_job *job, int helpers);
 
 // Do chunks of the job until none is left, then wait until those of others are done.
 void ed_team_wait(struct ed_job *job);
+
+// End the job without doing what nobody has begun: wait for the chunks that workers are in.
+void ed_team_drop(struct ed_job *job);
 
 // Tell whether all chunks of a posted job are done, without doing any.
 bool ed_team_done(const struct ed_job *job);

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from engramdax.errors import ParameterError
+
+_IDS: Final[dict[int, np.dtype[Any]]] = {4: np.dtype(np.int32), 8: np.dtype(np.int64)}
 
 
 class ArrayInterface(Protocol):
@@ -27,14 +29,16 @@ def id_array(ids: Any) -> npt.NDArray[Any]:
         raise ParameterError(f"ids are no array: {e}", remedy="give int32 or int64, all rows of equal length") from None
     if array.size == 0 and array.dtype == np.float64 and not hasattr(ids, "dtype"):
         array = array.astype(np.int64)  # numpy calls an empty list float64
-    if array.dtype not in (np.dtype(np.int32), np.dtype(np.int64)):
+    if array.dtype not in _IDS.values():
         raise ParameterError(f"ids are {array.dtype}", remedy="give int32 or int64, in native byte order")
     if not array.flags.c_contiguous:
         raise ParameterError(
             f"ids of shape {array.shape} are not C-contiguous (strides {array.strides})",
             remedy="give numpy.ascontiguousarray(ids)",
         )
-    return array
+    # Types are equal that are not one object (of an unpickled array, or numpy.longlong), and gathers compare
+    # objects.
+    return array if array.dtype is _IDS[array.itemsize] else array.view(_IDS[array.itemsize])
 
 
 def out_array(out: Any, ids: npt.NDArray[Any], row_bytes: int) -> npt.NDArray[np.uint8]:
