@@ -8,7 +8,7 @@ wrongly, 3 it was refused for safety and `--force` (or what the remedy says) wou
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class EngramdaxError(Exception):
@@ -79,6 +79,22 @@ class RowIdError(EngramdaxError, IndexError):
     """An id is neither -1 nor a row of the table."""
 
     exit_code = 2
+
+
+class PoisonedRowsError(EngramdaxError, OSError):
+    """Memory under some rows of a gather could not be read: poison, an unplugged device, a truncated file.
+
+    `positions` are the flat positions in `ids` of those rows, `ids` their ids (both int64 [n], ascending
+    positions), `table` the table's name. Their rows in `out` are zeros; all others are right.
+    """
+
+    def __init__(self, problem: str, *, table: str, positions: Any, ids: Any, remedy: str = "") -> None:
+        super().__init__(problem, remedy=remedy)
+        self.table = table
+        self.positions = positions
+        self.ids = ids
+
+    __str__ = EngramdaxError.__str__  # OSError has one of its own
 
 
 class ClosedError(EngramdaxError, ValueError):

@@ -3,21 +3,23 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from engramdax import buffers
 from engramdax._core import ffi, lib
 from engramdax.checksums import BadBlock, verify_blocks
 from engramdax.errors import ParameterError, RowIdError
+from engramdax.gathering import Gatherer, Prefetch, engine_number, failure_of, thread_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from engramdax.buffers import ArrayInterface
     from engramdax.format.directory import TableEntry
     from engramdax.format.layout import RowLayout
     from engramdax.pool.attachment import Attachment
@@ -40,9 +42,13 @@ NATIVE_DTYPES: Final = frozenset(
 """Element types that numpy has itself; rows of any other come back as uint8."""
 
 
-class _ArrayInterface(Protocol):
-    @property
-    def __array_interface__(self) -> dict[str, Any]: ...
+# Looked up once: the shortest gather takes about a microsecond.
+_INT32: Final = np.dtype(np.int32)
+_INT64: Final = np.dtype(np.int64)
+_IDS_64: Final = int(lib.ED_IDS_64)
+_BYTES: Final[Any] = ffi.typeof("uint8_t[]")
+_gather_one: Final[Any] = lib.ed_gather_one
+_from_buffer: Final[Any] = ffi.from_buffer
 
 
 class Table:
@@ -57,6 +63,10 @@ class Table:
         self._attachment = attachment
         attachment.pins.pin(generation)
         weakref.finalize(self, attachment.pins.unpin, generation)
+        fields = entry.layout.fields
+        native = len(fields) == 1 and fields[0].dtype in NATIVE_DTYPES
+        self._dtype: np.dtype[Any] = np.dtype(fields[0].dtype if native else np.uint8)
+        self._items = entry.layout.row_bytes // self._dtype.itemsize
         self._make_core_table()
 
     @property
@@ -102,22 +112,20 @@ class Table:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The element type of gathered rows: the layout's for one field of a type numpy has, else uint8."""
-        fields = self.layout.fields
-        if len(fields) == 1 and fields[0].dtype in NATIVE_DTYPES:
-            return np.dtype(fields[0].dtype)
-        return np.dtype(np.uint8)
+        return self._dtype
 
     def __repr__(self) -> str:
         return f"<engramdax.Table {self.name}: {self.rows} rows of {self.row_bytes} bytes>"
 
     def gather(
         self,
-        ids: npt.ArrayLike | _ArrayInterface,
+        ids: npt.ArrayLike | ArrayInterface,
         out: Any = None,
         *,
         threads: int | None = None,
         per_head: bool = False,
         invalid: Literal["raise", "zero"] = "raise",
+        engine: Literal["team", "openmp"] = "team",
     ) -> npt.NDArray[Any]:
         """Copy rows out of the pool.
 
@@ -131,32 +139,77 @@ class Table:
         does not overlap `ids`; given, nothing is allocated and `out` as an array of shape
         [*ids.shape, row_bytes / itemsize] is returned. Otherwise a new array of `dtype`.
 
-        threads: at most this many (default: the CPUs this process may use). The GIL is released.
+        threads: at most this many (default: as many as the work is worth, within `engramdax.configure`).
+        engine: "team" (see c/team.h), or "openmp", the paper's routine, which is not guarded. The GIL is
+        released.
+
+        Raises PoisonedRowsError where memory under rows cannot be read; all other rows are right then.
         """
-        id_array = _id_array(ids)
-        item = self.dtype.itemsize
-        shape = (*id_array.shape, self.row_bytes // item)
-        if out is None:
-            result = np.empty(shape, self.dtype)
+        # Types that numpy has built in are single objects: comparing them so keeps the usual call short.
+        if type(ids) is np.ndarray and (ids.dtype is _INT64 or ids.dtype is _INT32):
+            id_array = ids
         else:
-            result = _out_array(out, id_array, self.row_bytes).view(self.dtype).reshape(shape)
-        flags = self._flags(id_array, per_head=per_head, invalid=invalid)
-        if threads is not None and threads < 1:
-            raise ParameterError(f"threads={threads} copies nothing", remedy="give 1 or more")
-        # More threads than CPUs gain nothing, and OpenMP ends the process when it cannot start one.
-        cpus = len(os.sched_getaffinity(0))
-        threads = cpus if threads is None else min(threads, cpus)
-        bad = lib.ed_gather(
+            id_array = buffers.id_array(ids)
+        shape = (*id_array.shape, self._items)
+        if out is None:
+            result = np.empty(shape, self._dtype)
+        elif type(out) is np.ndarray and out.dtype is self._dtype and out.shape == shape:
+            result = out
+        else:
+            result = buffers.out_array(out, id_array, self.row_bytes).view(self._dtype).reshape(shape)
+        flags = _IDS_64 if id_array.dtype is _INT64 else 0
+        if per_head or invalid != "raise":
+            flags = self._flags(id_array, per_head=per_head, invalid=invalid)
+        try:
+            id_pointer, out_pointer = _from_buffer(id_array), _from_buffer(_BYTES, result, True)
+        except (ValueError, BufferError):
+            # Says which of the two is not contiguous, or not writable.
+            buffers.out_array(result, buffers.id_array(id_array), self.row_bytes)
+            raise
+        outcome = _gather_one(
             self._core,
-            ffi.cast("void *", id_array.ctypes.data),
+            id_pointer,
             id_array.size,
             flags,
-            threads,
-            ffi.cast("uint8_t *", result.ctypes.data),
+            out_pointer,
+            0 if threads is None else thread_count(threads),
+            0 if engine == "team" else engine_number(engine),
         )
-        if bad != lib.ED_ALL_VALID:
-            raise self._bad_id(id_array, bad, per_head=per_head)
+        if outcome:
+            raise failure_of(outcome, [(self, id_array, flags)])
         return result
+
+    def gatherer(
+        self,
+        ids: npt.NDArray[Any],
+        out: Any,
+        *,
+        threads: int | None = None,
+        per_head: bool = False,
+        invalid: Literal["raise", "zero"] = "raise",
+    ) -> Gatherer:
+        """Prepare a gather of whatever `ids` holds at the time of each call into `out`.
+
+        Arguments as for `gather`, which are checked once; both buffers stay where they are. A call of the
+        result costs little more than a call of the C function.
+        """
+        return Gatherer(self, ids, out, threads=threads, per_head=per_head, invalid=invalid)
+
+    def prefetch(
+        self,
+        ids: npt.NDArray[Any],
+        out: Any = None,
+        *,
+        threads: int | None = None,
+        per_head: bool = False,
+        invalid: Literal["raise", "zero"] = "raise",
+    ) -> Prefetch:
+        """Start a gather and return at once; `wait()` of the result gives what `gather` would.
+
+        Neither buffer may be changed, and `out` not be read, before `wait` has returned. Where the process
+        may use one CPU only, nothing happens before `wait`.
+        """
+        return Prefetch(self, ids, out, threads=threads, per_head=per_head, invalid=invalid)
 
     def verify(self, *, progress: Callable[[int], None] | None = None) -> list[BadBlock]:
         """Compare all bytes with the checksums that were published with them; give the bad blocks.
@@ -192,9 +245,13 @@ class Table:
         self._begins: Any = ffi.new("int64_t[]", begins) if begins else ffi.NULL
         core: Any = ffi.new("struct ed_table *")
         core.base = ffi.cast("uint8_t *", self._attachment.mapping.address + self._entry.extent.offset)
+        mapping = self._attachment.mapping
+        core.guard_begin = ffi.cast("uint8_t *", mapping.address)
+        core.guard_end = core.guard_begin + mapping.length
         core.rows, core.row_bytes = self.rows, self.row_bytes
         core.spans, core.span_count = self._spans, len(spans)
         core.head_begins, core.head_count = self._begins, len(self.heads or ())
+        core.rows_ahead = self._attachment.rows_ahead(core)
         self._core = core
 
     def _flags(self, ids: npt.NDArray[Any], *, per_head: bool, invalid: str) -> int:
@@ -215,7 +272,31 @@ class Table:
             flags |= lib.ED_PER_HEAD
         return int(flags)
 
-    def _bad_id(self, ids: npt.NDArray[Any], position: int, *, per_head: bool) -> RowIdError:
+    def request(self, ids: npt.NDArray[Any], out: npt.NDArray[Any], flags: int) -> Any:
+        """Give the C core's form of a request; both arrays must outlive it."""
+        return {
+            "table": self._core,
+            "ids": ffi.cast("void *", ids.ctypes.data),
+            "count": ids.size,
+            "flags": flags,
+            "out": ffi.cast("uint8_t *", out.ctypes.data),
+        }
+
+    def checked(
+        self, ids: Any, out: Any, *, per_head: bool, invalid: str
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], int]:
+        """Check the buffers of a request once; give ids, output and flags. A missing `out` is made."""
+        id_array = buffers.id_array(ids)
+        shape = (*id_array.shape, self._items)
+        if out is None:
+            out = np.empty(shape, self._dtype)
+        result = buffers.out_array(out, id_array, self.row_bytes).view(self._dtype).reshape(shape)
+        if np.may_share_memory(result, id_array):
+            raise ParameterError("out overlaps ids", remedy="give two separate buffers")
+        return id_array, result, self._flags(id_array, per_head=per_head, invalid=invalid)
+
+    def bad_id(self, ids: npt.NDArray[Any], position: int, *, per_head: bool) -> RowIdError:
+        """Give the error that names the id at flat `position`."""
         value = int(ids.reshape(-1)[position])
         place = tuple(int(i) for i in np.unravel_index(position, ids.shape)) if ids.ndim else ()
         limit, what = self.rows, f"table {self.name}"
@@ -226,45 +307,3 @@ class Table:
             f"ids[{', '.join(map(str, place))}] is {value}, {what} has rows 0 to {limit - 1}",
             remedy='give -1 for a row of zeros, or invalid="zero"',
         )
-
-
-def _id_array(ids: Any) -> npt.NDArray[Any]:
-    try:
-        array = np.asarray(ids)
-    except (TypeError, ValueError) as e:
-        raise ParameterError(f"ids are no array: {e}", remedy="give int32 or int64, all rows of equal length") from None
-    if array.size == 0 and array.dtype == np.float64 and not hasattr(ids, "dtype"):
-        array = array.astype(np.int64)  # numpy calls an empty list float64
-    if array.dtype not in (np.dtype(np.int32), np.dtype(np.int64)):
-        raise ParameterError(f"ids are {array.dtype}", remedy="give int32 or int64, in native byte order")
-    if not array.flags.c_contiguous:
-        raise ParameterError(
-            f"ids of shape {array.shape} are not C-contiguous (strides {array.strides})",
-            remedy="give numpy.ascontiguousarray(ids)",
-        )
-    return array
-
-
-def _out_array(out: Any, ids: npt.NDArray[Any], row_bytes: int) -> npt.NDArray[np.uint8]:
-    needed = ids.size * row_bytes
-    if isinstance(out, np.ndarray) or hasattr(out, "__array_interface__"):
-        array = np.asarray(out)
-    else:
-        try:
-            array = np.frombuffer(out, np.uint8) if memoryview(out).nbytes else np.empty(0, np.uint8)
-        except (TypeError, ValueError, BufferError) as e:
-            raise ParameterError(
-                f"out is a {type(out).__name__} ({e})", remedy="give a writable contiguous buffer"
-            ) from None
-    if array.dtype.hasobject:
-        raise ParameterError(f"out is of dtype {array.dtype}", remedy="give an array of plain numbers")
-    if not array.flags.c_contiguous:
-        raise ParameterError(f"out of shape {array.shape} is not C-contiguous (strides {array.strides})")
-    if not array.flags.writeable:
-        raise ParameterError("out is read-only", remedy="give a writable buffer")
-    if array.nbytes != needed:
-        raise ParameterError(f"out has {array.nbytes} bytes, {ids.size} rows of {row_bytes} bytes need {needed}")
-    if np.may_share_memory(array, ids):
-        raise ParameterError("out overlaps ids", remedy="give two separate buffers")
-    flat: npt.NDArray[np.uint8] = array.reshape(-1).view(np.uint8)
-    return flat

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from engramdax.commands import demo, gather, load, provision, show
+from engramdax.commands import bench, demo, gather, load, provision, show
 from engramdax.errors import EngramdaxError
 from engramdax.version import __version__
 
@@ -53,6 +53,11 @@ def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
 for group in (provision, load, show, gather, demo):
     for command in group.COMMANDS:
         app.command()(_interruptible(command))
+
+benches = typer.Typer(help="Measure gathers on this machine.", rich_markup_mode=None)
+for command in bench.COMMANDS:
+    benches.command()(_interruptible(command))
+app.add_typer(benches, name="bench")
 
 
 def _print_version(asked: bool) -> None:

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from engramdax.backing import Backing, inspect_fd, open_fd
+from engramdax._core import ffi, lib
+from engramdax.backing import Backing, Kind, inspect_fd, open_fd
 from engramdax.errors import FormatError, RefusedError
 from engramdax.host import host_id
 from engramdax.locks import Pins
@@ -47,10 +49,23 @@ def open_media(path: Path, *, writable: bool) -> Opened:
         raise
 
 
-class Attachment:
-    """A pool opened for reading. Lives until the last Pool and Table on it are gone. Thread-safe."""
+ROWS_AHEAD: Final = 12
+"""How many rows ahead a gather prefetches from DRAM, where 8 to 16 are equally good."""
 
-    def __init__(self, path: Path) -> None:
+MAX_ROWS_AHEAD: Final = int(lib.ED_MAX_AHEAD)
+CALIBRATION_ROWS: Final = 4096
+
+
+class Attachment:
+    """A pool opened for reading. Lives until the last Pool and Table on it are gone. Thread-safe.
+
+    `tune` is how many rows ahead gathers prefetch: a number, "auto" to measure it with the first table,
+    or None to measure it on devices, which may be several times slower than DRAM, and only there.
+    """
+
+    def __init__(self, path: Path, *, tune: int | Literal["auto"] | None = None) -> None:
+        self._tune = tune
+        self._tuning = threading.Lock()
         opened = open_media(path, writable=False)
         self.fd, self.backing, self.mapping, self.media = (
             opened.fd,
@@ -67,6 +82,18 @@ class Attachment:
         self.superblock_problems = found.problems
         self.pins = Pins(self.backing, self.superblock.pool)
         weakref.finalize(self, self.pins.close)
+
+    def rows_ahead(self, core_table: Any) -> int:
+        """Give the distance of prefetching for this pool, measured at the first call where it has to be."""
+        with self._tuning:
+            if self._tune is None:
+                self._tune = "auto" if self.backing.kind is Kind.DEVDAX else ROWS_AHEAD
+            if self._tune == "auto":
+                if core_table.rows < CALIBRATION_ROWS:
+                    return ROWS_AHEAD  # all of it fits a cache
+                core_table.rows_ahead = ROWS_AHEAD
+                self._tune = int(lib.ed_gather_calibrate(core_table, CALIBRATION_ROWS, ffi.new("double *")))
+            return self._tune
 
     def read_directory(self) -> Found[Directory]:
         """Read the current directory and pin its generation; the caller unpins it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from engramdax.errors import ClosedError
 from engramdax.pool.attachment import Attachment
@@ -39,8 +39,8 @@ class Pool:
     Tables taken from it stay right, and nothing is unpublished for anybody else. Thread-safe.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._attachment: Attachment | None = Attachment(path)
+    def __init__(self, path: Path, *, tune: int | Literal["auto"] | None = None) -> None:
+        self._attachment: Attachment | None = Attachment(path, tune=tune)
         self._mutex = threading.Lock()
         found = self._attachment.read_directory()
         self._directory = found.value

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Guarded reads: a load that faults (a poisoned line, an unplugged device, a truncated file: SIGBUS) comes
+// back to its own thread as a jump instead of ending the process.
+//
+// A thread arms a guard around loads of a range, and only around those: nothing between arming and
+// disarming may hold a lock or allocate. The handler is installed for the process when the first guard is
+// prepared, and put in front again if somebody installed another one meanwhile. Faults outside the armed
+// range, or without a guard, go to the handler that was there before; under SIG_DFL they end the process as
+// they would have.
+#ifndef ENGRAMDAX_GUARD_H
+#define ENGRAMDAX_GUARD_H
+
+#include <setjmp.h>
+#include <stdint.h>
+
+struct ed_guard {
+    sigjmp_buf back;
+    const uint8_t *begin;
+    const uint8_t *end;
+};
+
+// initial-exec: a handler must not find itself allocating the thread's storage.
+extern _Thread_local struct ed_guard *volatile ed_armed_guard __attribute__((tls_model("initial-exec")));
+
+// Make sure that the handler is in place, in front of all others, and, once in each thread, that SIGBUS is not
+// blocked. Call it before each guarded piece of work.
+void ed_guard_prepare(void);
+
+// How many memory errors the kernel reported that nobody had run into (BUS_MCEERR_AO).
+uint64_t ed_guard_advisories(void);
+
+// if (ED_GUARD_ARM(guard)) { loads; ed_guard_disarm(); } else { a load faulted, the guard is disarmed }
+// The signal mask is not saved: the handler runs with SA_NODEFER and restores what a handler before it changed.
+#define ED_GUARD_ARM(guard) (sigsetjmp((guard)->back, 0) == 0 ? (ed_armed_guard = (guard), 1) : 0)
+
+static inline void ed_guard_disarm(void)
+{
+    ed_armed_guard = 0;
+}
+
+#endif

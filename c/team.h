@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// The team: the worker threads of this process, shared by all gathers.
+//
+// A job is a number of chunks and a function that does one. Its caller puts it up, takes chunks itself by
+// ticket like everybody else, and waits until all chunks are done, not until all threads are: a worker that
+// was descheduled before it took a ticket holds nobody up, as it would at an OpenMP join. Concurrent jobs
+// share the workers. Workers never call into Python or CUDA; they are started when a job first wants
+// them, spin for a while after work and then sleep. A forked child starts its own.
+#ifndef ENGRAMDAX_TEAM_H
+#define ENGRAMDAX_TEAM_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+// Do chunk `chunk` of the job. Called from several threads at once, once for each chunk.
+typedef void (*ed_chunk_function)(void *context, uint64_t chunk);
+
+enum { ED_MAX_CHUNKS = (1 << 20) - 1 };
+
+struct ed_job {
+    ed_chunk_function run;
+    void *context;
+    uint32_t chunks; // 1 to ED_MAX_CHUNKS
+    int slot;        // where it is put up, -1 where it is not
+    uint32_t forks;  // the process that put it up
+};
+
+// Put a job up for at most `helpers` workers; it stays valid until ed_team_wait() or ed_team_drop()
+// returns, of which one must be called. Where no place or no worker is to be had, nobody helps and
+// ed_team_wait() does all of it.
+void ed_team_post(struct ed_job *job, int helpers);
+
+// Do chunks of the job until none is left, then wait until those of others are done.
+void ed_team_wait(struct ed_job *job);
+
+// End the job without doing what nobody has begun: wait for the chunks that workers are in.
+void ed_team_drop(struct ed_job *job);
+
+// Tell whether all chunks of a posted job are done, without doing any.
+bool ed_team_done(const struct ed_job *job);
+
+// Tell whether this process was forked from one that had this library loaded.
+bool ed_team_forked(void);
+
+// How many threads, callers included, may work at once: the CPUs of this process's affinity, fewer under a
+// cgroup's CPU quota, or what ed_team_configure() said.
+int ed_team_limit(void);
+
+// Set the limit (0: as the system says) and how many microseconds an idle worker spins before it sleeps
+// (-1: leave it). Takes effect with the next job.
+void ed_team_configure(int limit, int spin_us);
+
+#endif

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many threads gather, and how long idle ones spin: by call, by `configure`, by environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import engramdax
+from engramdax._core import lib
+from engramdax.errors import ParameterError
+
+REPORT = """
+import os, sys, numpy as np, engramdax
+from engramdax._core import lib
+t = engramdax.open(sys.argv[1])["table0"]
+for _ in range(3):
+    t.gather(np.arange(20_000))
+names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+print(lib.ed_team_limit(), names.count("engramdax\\n"))
+engramdax.configure(threads=3)
+t.gather(np.arange(20_000))
+engramdax.configure(threads=None)
+print(lib.ed_team_limit())
+"""
+
+
+def test_the_environment_sets_the_number_of_threads(load: Callable, script: Callable):
+    path = load().path
+    for threads in (1, 2, 5):
+        done = script(REPORT, path, ENGRAMDAX_THREADS=str(threads), ENGRAMDAX_SPIN_US="0")
+        assert done.stdout.split() == [str(threads), str(threads - 1), str(threads)], done.stderr
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "256", "two", "1.5", " ", "²"])
+def test_a_wrong_number_of_threads_in_the_environment_is_named_and_ignored(script: Callable, value: str):
+    source = """
+    import warnings
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        import engramdax
+    print(len(caught), caught[0].message)
+    """
+    done = script(source, ENGRAMDAX_THREADS=value)
+    assert done.stdout.startswith(f"1 ENGRAMDAX_THREADS={value!r} is ignored: "), done.stdout + done.stderr
+    done = script(source, ENGRAMDAX_SPIN_US="-5", ENGRAMDAX_THREADS="")
+    assert done.stdout.startswith("1 ENGRAMDAX_SPIN_US='-5' is ignored: "), done.stdout + done.stderr
+
+
+def test_configure_sets_the_limit_and_takes_it_back():
+    before = lib.ed_team_limit()
+    try:
+        engramdax.configure(threads=7, spin_us=0)
+        assert lib.ed_team_limit() == 7
+        engramdax.configure(threads=100_000)
+        assert lib.ed_team_limit() == 255
+    finally:
+        engramdax.configure(threads=None, spin_us=100)
+    assert lib.ed_team_limit() == before
+
+
+@pytest.mark.parametrize("arguments", [{"threads": 0}, {"threads": -3}, {"spin_us": -1}, {"spin_us": 1_000_001}])
+def test_numbers_that_make_no_sense_are_refused(arguments: dict[str, int]):
+    with pytest.raises(ParameterError):
+        engramdax.configure(**arguments)
+
+
+def test_an_idle_worker_sleeps_and_wakes_again(load: Callable, script: Callable):
+    done = script(
+        """
+        import os, sys, time, numpy as np, engramdax
+        engramdax.configure(threads=4, spin_us=0)
+        t = engramdax.open(sys.argv[1])["table0"]
+        ids = np.arange(20_000)
+        expected = t.gather(ids, threads=1)
+        for _ in range(100):
+            time.sleep(0.001)
+            pending = t.prefetch(ids)
+            while not pending.done:
+                time.sleep(0.0001)
+            assert np.array_equal(pending.wait(), expected)
+        def states():
+            stats = [open(f"/proc/self/task/{task}/stat").read() for task in os.listdir("/proc/self/task")]
+            return "".join(stat.split(") ")[1][0] for stat in stats if "(engramdax)" in stat)
+        deadline = time.monotonic() + 60
+        while states() != "SSS" and time.monotonic() < deadline:
+            time.sleep(0.001)
+        print(states())
+        """,
+        load().path,
+    )
+    assert done.stdout == "SSS\n", done.stderr
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_a_call_with_no_threads_is_refused(load: Callable, threads: int):
+    loaded = load(rows=10)
+    ids = np.arange(3)
+    for call in (loaded.table.gather, loaded.table.prefetch):
+        with pytest.raises(ParameterError, match=f"threads={threads}"):
+            call(ids, threads=threads)
+    with pytest.raises(ParameterError, match=f"threads={threads}"):
+        engramdax.gather_many([(loaded.table, ids, None)], threads=threads)
