@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from engramdax import buffers
 from engramdax._core import ffi, lib
 from engramdax.checksums import BadBlock, verify_blocks
-from engramdax.errors import ParameterError, RowIdError
+from engramdax.errors import DamagedTableError, ParameterError, RowIdError
 from engramdax.gathering import Gatherer, Prefetch, engine_number, failure_of, thread_count
 
 if TYPE_CHECKING:
@@ -98,6 +99,31 @@ class Table:
     def heads(self) -> tuple[int, ...] | None:
         """Rows of each hash head, in the order of their ids; None where the load did not know them."""
         return self._entry.heads
+
+    @property
+    def addressing(self) -> dict[str, Any] | None:
+        """How row ids come from token ids, as `engramdax.ngram.Layout.of_table` reads it; None if unknown."""
+        return self._entry.addressing
+
+    @property
+    def hot(self) -> npt.NDArray[np.int64] | None:
+        """Ids of the rows that are read most, int64 [n] by falling frequency, a copy; None without a hot list.
+
+        Raises DamagedTableError where the list is not what was published.
+        """
+        hot = self._entry.hot
+        if hot is None:
+            return None
+        self._attachment.media.invalidate(*hot.extent)
+        data = self._attachment.media.load(hot.extent.offset, hot.bytes)
+        if crc32c(data) != hot.crc:
+            raise DamagedTableError(f"the hot list of table {self.name} is damaged", remedy="set it again")
+        return np.frombuffer(data, f"<u{hot.id_bytes}").astype(np.int64)
+
+    @property
+    def hot_served(self) -> tuple[tuple[int, float], ...]:
+        """Points (rows, share of reads) of the hot list: what its first so many rows served of the trace."""
+        return self._entry.hot.served if self._entry.hot else ()
 
     @property
     def source(self) -> dict[str, Any]:

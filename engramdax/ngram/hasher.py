@@ -97,6 +97,22 @@ class Hasher:
             raise self.bad_token(int(bad), keep)
         return out
 
+    def layer_ids(
+        self,
+        token_ids: npt.NDArray[np.int64],
+        layer: int,
+        *,
+        starts: npt.ArrayLike | None = None,
+        history: npt.ArrayLike | None = None,
+    ) -> npt.NDArray[np.int64]:
+        """Hash for the layer at position `layer` alone: int64 [T, heads]; arguments and errors as of a call."""
+        batch, keep = self.batch(token_ids, None, starts, history)
+        out = np.empty((int(batch.count), self.layout.heads), np.int64)
+        bad = lib.ed_hash(self.core, batch, layer, layer + 1, ffi.cast("void *", out.ctypes.data), 1, 0)
+        if bad != -1:
+            raise self.bad_token(int(bad), keep)
+        return out
+
     def batch(
         self,
         token_ids: npt.ArrayLike,

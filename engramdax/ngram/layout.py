@@ -25,7 +25,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,9 @@ import numpy.typing as npt
 from engramdax.errors import ParameterError
 from engramdax.ngram.arrays import vector
 from engramdax.ngram.primes import find_primes
+
+if TYPE_CHECKING:
+    from engramdax.table import Table
 
 _INT64_MAX = 2**63 - 1
 # Far above any model, and low enough that a nonsensical config is refused and not searched for hours.
@@ -239,6 +242,72 @@ class Layout:
     def head_sizes(self, layer: int) -> tuple[int, ...]:
         """Rows of each head of the layer at position `layer`."""
         return self.primes[layer]
+
+    def addressing(self, layer: int) -> dict[str, Any]:
+        """Give what, with the head sizes, addresses the layer at position `layer`: JSON for a pool's directory.
+
+        The token map is not in it: it belongs to the tokenizer, and is larger than all else. Nor is the pad id,
+        which the map makes of the raw one.
+        """
+        return {
+            "layer_id": self.layer_ids[layer],
+            "orders": list(self.orders),
+            "heads_per_order": self.heads_per_order,
+            "multipliers": list(self.multipliers[layer]),
+            "compressed_vocab": self.compressed_vocab,
+        }
+
+    def layer_of(self, table: Table) -> int:
+        """Give the position of the layer that `table` holds; ParameterError if it is of another model.
+
+        A table that was loaded without its config is known by its head sizes alone, or, without those, by its
+        number of rows.
+        """
+        for layer in range(len(self.layer_ids)):
+            if table.addressing is not None:
+                known = {key: table.addressing.get(key) for key in self.addressing(layer)}
+                same = known == self.addressing(layer) and table.heads == self.head_sizes(layer)
+            elif table.heads is not None:
+                same = table.heads == self.head_sizes(layer)
+            else:
+                same = table.rows == self.rows(layer)
+            if same:
+                return layer
+        raise ParameterError(
+            f"table {table.name} of {table.rows} rows is no layer of this layout, whose layers "
+            f"{list(self.layer_ids)} have {[self.rows(i) for i in range(len(self.layer_ids))]}",
+            remedy="use the config.json that was published with the table's model",
+        )
+
+    @classmethod
+    def of_table(cls, table: Table, *, token_map: npt.NDArray[np.integer[Any]] | None = None) -> Layout:
+        """Give the layout, of one layer, that was stored with a table when it was loaded.
+
+        token_map: as for `from_config`. Raises ParameterError where no layout was stored, or the map is another
+        tokenizer's.
+        """
+        a = table.addressing
+        if a is None or table.heads is None:
+            raise ParameterError(
+                f"table {table.name} was loaded without its model's config.json",
+                remedy="make the layout with Layout.from_config",
+            )
+        try:
+            pad = a["pad_token_id"]
+            if token_map is not None:
+                pad = int(_checked_map(token_map, a["compressed_vocab"])[pad])
+            return cls(
+                layer_ids=(a["layer_id"],),
+                orders=a["orders"],
+                heads_per_order=a["heads_per_order"],
+                primes=(table.heads,),
+                multipliers=(a["multipliers"],),
+                pad_id=pad,
+                compressed_vocab=a["compressed_vocab"],
+                token_map=token_map,  # type: ignore[arg-type]  # the constructor narrows it to int32
+            )
+        except (KeyError, IndexError, TypeError) as e:
+            raise ParameterError(f"the addressing stored with table {table.name} is incomplete: {e!r}") from None
 
     def rows(self, layer: int) -> int:
         """Rows of the table of the layer at position `layer`."""

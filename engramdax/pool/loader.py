@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import numpy as np
@@ -47,11 +47,12 @@ MAX_WORKERS: Final = 32
 
 @dataclass(frozen=True)
 class Load:
-    """One table to load: where it comes from, what it is to be called, the rows of its heads if known."""
+    """One table to load: where it comes from, what it is to be called, and how it is addressed, if known."""
 
     source: TableSource
     name: str
     heads: tuple[int, ...] | None = None
+    addressing: dict[str, Any] | None = None
 
 
 @dataclass
@@ -126,6 +127,7 @@ def _plan(writer: Writer, loads: Sequence[Load]) -> list[_Work]:
                 checksums=extents[2 * i + 1],
                 checksums_crc=0,
                 heads=load.heads,
+                addressing=load.addressing,
                 source=load.source.describe(),
             ),
             np.zeros(blocks[i], "<u4"),

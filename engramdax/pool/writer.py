@@ -101,6 +101,25 @@ class Writer:
         self.reclaim()
         return all(r.load != entry.load for r in self.directory.retired)
 
+    def set_hot(self, name: str, ids: npt.NDArray[np.int64], served: Sequence[tuple[int, float]]) -> None:
+        """Publish a hot list with a table; the space of an earlier one is free once no reader holds it.
+
+        ids: int64 [n], rows of the table by falling frequency, at least one. SpaceError where they do not fit.
+        """
+        entry = self.published(name)
+        data = ids.astype("<u4" if entry.rows <= 1 << 32 else "<u8").tobytes()
+        (extent,) = allocate(self.free(), [len(data)], self.superblock.geometry.unit)
+        reserve(self.backing, self.fd, [extent])
+        self.media.store(extent.offset, data.ljust(-(-len(data) // LINE) * LINE, b"\0"))
+        self.media.fence()
+        hot = HotList(extent, ids.size, len(data) // ids.size, crc32c(data), tuple(served))
+        retired = self.directory.retired
+        if entry.hot:
+            retired += (Retired(name, entry.load, self.directory.generation + 1, (entry.hot.extent,)),)
+        tables = tuple(replace(t, hot=hot) if t is entry else t for t in self.directory.tables)
+        self.publish(tables=tables, retired=retired)
+        self.reclaim()
+
     def reclaim(self) -> None:
         """Free the space of removed tables that no reader can hold any more."""
         kept = tuple(r for r in self.directory.retired if not self._provably_unused(r))
