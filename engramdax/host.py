@@ -9,6 +9,7 @@ pools in files, whose locks lie on the file itself. ENGRAMDAX_STATE_DIR and ENGR
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -68,31 +69,31 @@ def host_id() -> UUID:
     read one id. /etc/engramdax/host-id overrides all that.
     """
     if OVERRIDE.exists():
-        text = OVERRIDE.read_text().strip()
         try:
-            return UUID(text)
-        except ValueError:
-            raise BackingError(f"{OVERRIDE} holds no uuid: {text!r}", remedy="correct or remove it") from None
+            return UUID(OVERRIDE.read_text().strip())
+        except (OSError, ValueError) as e:
+            raise BackingError(f"{OVERRIDE} holds no uuid: {e}", remedy="correct or remove it") from None
     directory = make_dir(state_dir())
     path = directory / "host-id"
     fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         magic, _ = file_system(fd)
+        if magic in NETWORK_MAGICS:
+            raise BackingError(
+                f"{directory} is on a network file system ({NETWORK_MAGICS[magic]}): hosts would share one id",
+                remedy=f"put a uuid of this host alone into {OVERRIDE}",
+            )
+        machine = _machine()
+        if known := _known(path, machine):
+            return known
+        fcntl.flock(fd, fcntl.LOCK_EX)  # of two processes that find none, one makes it
+        if known := _known(path, machine):
+            return known
+        fresh = uuid4()
+        _write(path, fresh, machine)
+        return fresh
     finally:
         os.close(fd)
-    if magic in NETWORK_MAGICS:
-        raise BackingError(
-            f"{directory} is on a network file system ({NETWORK_MAGICS[magic]}): hosts would share one id",
-            remedy=f"put a uuid of this host alone into {OVERRIDE}",
-        )
-    machine = _machine()
-    known = _read(path)
-    if known and (machine is None or known[1] in (None, machine)):
-        return known[0]
-    fresh = uuid4()
-    _write(path, fresh, machine)
-    kept = _read(path)
-    return kept[0] if kept else fresh
 
 
 def _machine() -> str | None:
@@ -102,13 +103,18 @@ def _machine() -> str | None:
         return None
 
 
+def _known(path: Path, machine: str | None) -> UUID | None:
+    found = _read(path)
+    return found[0] if found and (machine is None or found[1] in (None, machine)) else None
+
+
 def _read(path: Path) -> tuple[UUID, str | None] | None:
     try:
         value = json.loads(path.read_text())
         return UUID(value["id"]), value["machine"]
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as e:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise BackingError(
             f"{path} is damaged: {e}", remedy="remove it: this host gets a new id and must be admitted again"
         ) from None
@@ -116,6 +122,9 @@ def _read(path: Path) -> tuple[UUID, str | None] | None:
 
 def _write(path: Path, host: UUID, machine: str | None) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps({"id": str(host), "machine": machine}) + "\n")
-    temporary.chmod(0o644)
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps({"id": str(host), "machine": machine}) + "\n")
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except OSError as e:
+        raise BackingError(f"cannot write {path}: {e.strerror}", remedy="run as root once") from None

@@ -51,6 +51,11 @@ def add_pages(page_bytes: int, count: int) -> None:
             f"{count} more huge pages of {page_bytes} bytes are needed, which only root may reserve",
             remedy=f"run as root, or let root write {count} more to {path}",
         ) from None
+    except OSError as e:
+        raise BackingError(
+            f"cannot reserve {count} more huge pages of {page_bytes} bytes: {path}: {e.strerror}",
+            remedy="a container has to be given them by its host; pages of 1G may have to be reserved at boot",
+        ) from None
     if granted < count:
         raise BackingError(
             f"the kernel granted {max(granted, 0)} of {count} huge pages of {page_bytes} bytes, "
@@ -68,7 +73,10 @@ def drop_pages(page_bytes: int, count: int) -> None:
 def find_mount(page_bytes: int) -> Path | None:
     """Give a hugetlbfs of this page size where this user may make files."""
     for place in _hugetlbfs_mounts():
-        fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # another user's, or out of reach of this container
+            continue
         try:
             magic, block = file_system(fd)
         finally:
@@ -99,6 +107,11 @@ def mount(place: Path, page_bytes: int) -> None:
 
 
 def unmount(place: Path) -> None:
-    """Undo `mount`; stays where somebody else uses it."""
+    """Undo `mount`; stays where somebody else uses it.
+
+    The kernel unmounts a hugetlbfs with files in it, whose contents are gone then, so it is looked into.
+    """
+    if not place.is_dir() or any(place.iterdir()):
+        return
     if subprocess.run(["umount", place], capture_output=True, check=False).returncode == 0:
         place.rmdir()

@@ -17,16 +17,19 @@ import fcntl
 import os
 import struct
 import threading
-from collections import Counter
+from collections import Counter, deque
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 from weakref import WeakSet
 
 from engramdax.backing import Backing, Kind, open_fd
 from engramdax.errors import BackingError, BusyError
+from engramdax.format.directory import MAX_GENERATION
 from engramdax.host import make_dir, run_dir, state_dir
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
     from uuid import UUID
 
@@ -95,6 +98,10 @@ class Pins:
 
     A forked child holds pins of its own for what it inherits, taken by the parent before the fork: with
     one shared description, the first of both to unpin would unpin for the other.
+
+    `unpin` and `close` are what finalizers call, and the garbage collector may run those in the middle of
+    any method here, on the same thread. So they never wait for the mutex: they note what to do, and
+    whoever holds the mutex does it.
     """
 
     def __init__(self, backing: Backing, pool: UUID) -> None:
@@ -102,48 +109,77 @@ class Pins:
         self._fd = _open_lock(self._path, backing)
         self._child_fd = -1
         self._held: Counter[int] = Counter()
+        self._given_back: deque[int] = deque()
+        self._closing = False
+        self._shared = False
         self._mutex = threading.Lock()
         _live_pins.add(self)
 
     def pin(self, generation: int) -> None:
         """Hold a generation; counted."""
-        with self._mutex:
-            if not self._held[generation]:
-                self._lock(self._fd, fcntl.F_RDLCK, generation)
-            self._held[generation] += 1
+        try:
+            with self._mutex:
+                if not self._held[generation]:
+                    self._lock(self._fd, fcntl.F_RDLCK, generation)
+                self._held[generation] += 1
+        finally:
+            self._settle()
 
     def unpin(self, generation: int) -> None:
         """Give one hold of it back."""
-        with self._mutex:
-            self._held[generation] -= 1
-            if not self._held[generation]:
-                del self._held[generation]
-                if self._fd >= 0:
-                    self._lock(self._fd, fcntl.F_UNLCK, generation)
+        self._given_back.append(generation)
+        self._settle()
 
     def close(self) -> None:
         """Give everything back."""
-        with self._mutex:
-            if self._fd >= 0:
-                os.close(self._fd)
-                self._fd = -1
+        self._closing = True
+        self._settle()
+
+    def _settle(self) -> None:
+        while (self._given_back or (self._closing and self._fd >= 0)) and self._mutex.acquire(blocking=False):
+            try:
+                while self._given_back:
+                    self._drop(self._given_back.popleft())
+                if self._closing and self._fd >= 0:
+                    os.close(self._fd)
+                    self._fd = -1
+            finally:
+                self._mutex.release()
+
+    def _drop(self, generation: int) -> None:
+        self._held[generation] -= 1
+        if not self._held[generation]:
+            del self._held[generation]
+            if self._fd >= 0 and not self._shared:
+                self._lock(self._fd, fcntl.F_UNLCK, generation)
 
     def before_fork(self) -> None:
         """Take for the child what this process holds; the lock is kept until `after_fork`."""
         self._mutex.acquire()
-        if self._fd >= 0:
+        _forking.append(self)
+        if self._fd < 0:
+            return
+        try:
             self._child_fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
             for generation in self._held:
                 self._lock(self._child_fd, fcntl.F_RDLCK, generation)
+        except (OSError, BackingError):
+            # Out of descriptors or locks: parent and child share one description, and neither unlocks it.
+            self._shared = True
+            if self._child_fd >= 0:
+                os.close(self._child_fd)
+                self._child_fd = -1
 
     def after_fork(self, *, child: bool) -> None:
         """Keep the descriptor that belongs to this process, drop the other's."""
         if self._child_fd >= 0:
             if child:
                 self._fd, self._child_fd = self._child_fd, self._fd
+                self._shared = False
             os.close(self._child_fd)
             self._child_fd = -1
         self._mutex.release()
+        self._settle()
 
     def _lock(self, fd: int, kind: int, generation: int) -> None:
         try:
@@ -160,8 +196,7 @@ _forking: list[Pins] = []
 
 
 def _before_fork() -> None:
-    _forking.extend(_live_pins)
-    for pins in _forking:
+    for pins in list(_live_pins):
         pins.before_fork()
 
 
@@ -193,6 +228,18 @@ def readers(backing: Backing, pool: UUID) -> list[int]:
     return holders(pin_path(backing, pool), "OFDLCK")
 
 
+def who_reads(backing: Backing, pool: UUID) -> str:
+    """Say who has the pool open, "" if nobody has.
+
+    The kernel's answer counts: /proc hides the processes of other users and of other containers, and
+    btrfs and overlayfs show other device numbers there than stat does.
+    """
+    if not pinned_before(backing, pool, MAX_GENERATION):
+        return ""
+    processes = readers(backing, pool)
+    return f"process {', '.join(map(str, processes))}" if processes else "a process that /proc does not show here"
+
+
 def holders(path: Path, kind: str) -> list[int]:
     """Process ids that hold a lock of `kind` (as /proc spells it) on `path`.
 
@@ -205,14 +252,21 @@ def holders(path: Path, kind: str) -> list[int]:
     inode = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            infos = [info.read_text() for info in (process / "fdinfo").iterdir()]
-        except OSError:  # gone meanwhile, or somebody else's
-            continue
-        lines = [line.split() for info in infos for line in info.splitlines() if line.startswith("lock:")]
+        lines = [line.split() for line in _lock_lines(process)]
         if any(kind in words and inode in words for words in lines):
             found.append(int(process.name))
     return sorted(found)
+
+
+def _lock_lines(process: Path) -> Iterator[str]:
+    try:
+        infos = list((process / "fdinfo").iterdir())
+    except OSError:  # gone meanwhile, or somebody else's
+        return
+    for info in infos:
+        # One descriptor closed meanwhile must not hide the others.
+        with suppress(OSError):
+            yield from (line for line in info.read_text().splitlines() if line.startswith("lock:"))
 
 
 def _named(processes: list[int]) -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,13 +60,14 @@ def _read_ids(path: Path) -> npt.NDArray[Any]:
 
 def _write(path: Path, rows: npt.NDArray[Any]) -> None:
     """Write beside the file first: an old result is replaced by a whole one or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.parent / f".{path.name}.{os.getpid()}"
     try:
         with temporary.open("xb") as file:
             np.save(file, rows)
         temporary.replace(path)
     except OSError as e:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # of a path that leads through a file, say
+            temporary.unlink(missing_ok=True)
         raise BackingError(f"cannot write {path}: {e.strerror}", remedy="give another --out") from None
 
 

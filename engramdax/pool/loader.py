@@ -85,9 +85,11 @@ def load_tables(writer: Writer, loads: Sequence[Load], *, progress: Progress | N
         if names.count(name) > 1:
             raise ParameterError(f"two of the tables to load are named {name}", remedy="load them one by one")
     works = _plan(writer, loads)
+    seen = False
     try:
+        _reserve(writer, writer.superblock.geometry.metadata())
         for work in works:
-            _reserve(writer, work.entry)
+            _reserve(writer, work.entry.extents())
             _clear(writer, work.entry.checksums)
         writer.media.fence()
         writer.publish(tables=(*writer.directory.tables, *(w.entry for w in works)))
@@ -100,9 +102,10 @@ def load_tables(writer: Writer, loads: Sequence[Load], *, progress: Progress | N
         writer.media.fence()
         crcs = {w.entry.load: int(crc32c(w.crcs.tobytes())) for w in works}
         ready = publish_state(writer.directory, set(crcs), crcs)
+        seen = True
         writer.publish(tables=ready.tables)
     except BaseException:
-        _forget(writer, works)
+        _forget(writer, works, seen=seen)
         raise
     return [entry for entry in writer.directory.tables if entry.load in crcs]
 
@@ -136,11 +139,11 @@ def _plan(writer: Writer, loads: Sequence[Load]) -> list[_Work]:
     ]
 
 
-def _reserve(writer: Writer, entry: TableEntry) -> None:
+def _reserve(writer: Writer, extents: Sequence[Extent]) -> None:
     """Have the file system really hold the space: a hole in a file would be a SIGBUS on a full disk."""
     if writer.backing.kind is Kind.DEVDAX:
         return
-    for extent in entry.extents():
+    for extent in extents:
         try:
             os.posix_fallocate(writer.fd, extent.offset, extent.length)
         except OSError as e:
@@ -182,7 +185,7 @@ def _copy_blocks(writer: Writer, work: _Work) -> None:
     """Be one worker: take blocks until none is left or somebody failed."""
     block = writer.superblock.geometry.block
     total, extent = work.load.source.nbytes, work.entry.extent
-    buffer = np.zeros(-(-block // LINE) * LINE, np.uint8)
+    buffer = np.zeros(-(-min(block, total) // LINE) * LINE, np.uint8)
     try:
         while True:
             with work.mutex:
@@ -209,12 +212,19 @@ def _copy_blocks(writer: Writer, work: _Work) -> None:
             work.error = work.error or e
 
 
-def _forget(writer: Writer, works: Sequence[_Work]) -> None:
-    """Give the space of a load that failed back; should that fail too, the next writer does it."""
+def _forget(writer: Writer, works: Sequence[_Work], *, seen: bool) -> None:
+    """Give the space of a load that failed back; should that fail too, the next writer does it.
+
+    `seen`: its publication failed half-way, so that a reader may have the tables already.
+    """
     loads = {work.entry.load for work in works}
-    left = tuple(t for t in writer.directory.tables if t.load not in loads)
-    if len(left) < len(writer.directory.tables):
-        try:
-            writer.publish(tables=left)
-        except (EngramdaxError, OSError):
-            return
+    entries = [t for t in writer.directory.tables if t.load in loads]
+    if not entries:
+        return
+    try:
+        if seen:
+            writer.retire(entries)
+        else:
+            writer.publish(tables=tuple(t for t in writer.directory.tables if t.load not in loads))
+    except (EngramdaxError, OSError):
+        return

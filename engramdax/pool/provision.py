@@ -25,7 +25,7 @@ from engramdax.format.directory import Directory, Host
 from engramdax.format.geometry import standard
 from engramdax.format.superblock import Superblock, check_pool_name
 from engramdax.host import host_id, host_name, run_dir
-from engramdax.locks import WriterLock, readers
+from engramdax.locks import WriterLock, who_reads
 from engramdax.pool.attachment import Opened, open_media
 from engramdax.pool.contents import State, contents
 from engramdax.pool.records import Record, forget_record, record_of, write_record
@@ -125,11 +125,12 @@ def plan_hugepages(page: str, size: int, *, name: str) -> Plan:
     superblock = new_superblock(name, size, shared=False)
     missing = max(0, count - hugepages.available(page_bytes))
     found = hugepages.find_mount(page_bytes)
-    place = found or run_dir() / f"hugepages-{page}"
+    ours = run_dir() / f"hugepages-{page}"
+    place = found or ours
     path = place / f"engramdax-{name}"
     if found and path.exists():
         raise RefusedError(f"{path} exists", remedy="deprovision that pool, or give another --name")
-    record = Record(str(superblock.pool), name, str(path), page_bytes, missing, "" if found else str(place))
+    record = Record(str(superblock.pool), name, str(path), page_bytes, missing, str(place) if place == ours else "")
     steps = []
     if missing:
         steps.append(
@@ -241,16 +242,16 @@ def _check_not_in_use(opened: Opened, path: Path) -> None:
     except FormatError:
         return
     WriterLock(opened.backing, superblock.pool).release()
-    if processes := readers(opened.backing, superblock.pool):
-        raise BusyError(f"{path} is open in process {', '.join(map(str, processes))}", remedy="end its readers first")
+    if who := who_reads(opened.backing, superblock.pool):
+        raise BusyError(f"{path} is open in {who}", remedy="end its readers first")
 
 
 def _check_readers(backing: Backing, superblock: Superblock, *, force: bool) -> None:
     WriterLock(backing, superblock.pool).release()
-    processes = readers(backing, superblock.pool)
-    if processes and not force:
+    who = who_reads(backing, superblock.pool)
+    if who and not force:
         raise RefusedError(
-            f"pool {superblock.name} is open in process {', '.join(map(str, processes))}",
+            f"pool {superblock.name} is open in {who}",
             remedy="end its readers, or say --force: they keep the memory until they end",
         )
 
@@ -258,8 +259,10 @@ def _check_readers(backing: Backing, superblock: Superblock, *, force: bool) -> 
 def _create(path: Path, size: int) -> None:
     made = not path.exists()
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    status = os.fstat(fd)
+    before = status.st_size if stat.S_ISREG(status.st_mode) else size
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise BackingError(f"{path} is no regular file")
         os.ftruncate(fd, size)
         # tmpfs decides on huge pages at the first touch of a mapping that asks for them.
@@ -270,6 +273,8 @@ def _create(path: Path, size: int) -> None:
     except BaseException as e:
         if made:
             path.unlink(missing_ok=True)
+        elif before < size:
+            os.ftruncate(fd, before)
         if isinstance(e, OSError):
             raise BackingError(
                 f"cannot have {size} bytes in {path}: {e.strerror}",
@@ -302,10 +307,10 @@ def _void(path: Path, superblock: Superblock, *, force: bool) -> None:
 
 
 def _check_readers_again(backing: Backing, superblock: Superblock, *, force: bool) -> None:
-    processes = readers(backing, superblock.pool)
-    if processes and not force:
+    who = who_reads(backing, superblock.pool)
+    if who and not force:
         raise RefusedError(
-            f"pool {superblock.name} was opened by process {', '.join(map(str, processes))} meanwhile",
+            f"pool {superblock.name} was opened by {who} meanwhile",
             remedy="end its readers, or say --force",
         )
 

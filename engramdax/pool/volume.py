@@ -52,7 +52,10 @@ def read_superblock(media: Media, places: Sequence[int] | None = None) -> Found[
         if not damaged:
             raise NotAPoolError("there is no pool here", remedy="`engramdax provision` makes one")
         # The first copy speaks for all: they are identical when written.
-        raise type(damaged[0])(f"no usable superblock: {damaged[0].problem}", remedy=damaged[0].remedy)
+        raise type(damaged[0])(
+            f"no usable superblock: {damaged[0].problem}",
+            remedy=damaged[0].remedy or "the pool's tables are lost unless a copy is restored; provision it anew",
+        )
     problems = []
     for place in good.geometry.superblocks:
         copy = errors.get(place) or _read_copy(media, place)
@@ -135,11 +138,23 @@ def read_directory(media: Media, superblock: Superblock, *, patient: bool = True
 
 
 def publish(media: Media, superblock: Superblock, directory: Directory) -> None:
-    """Write the directory to slot 0 and then to slot 1, each payload first and its header line last."""
+    """Write the directory to slot 0 and then to slot 1, each payload first and its header line last.
+
+    Where slot 0 alone holds the current directory, after a writer that died or a bad line, slot 1 comes
+    first: at no moment is the current directory in no slot.
+    """
     g = superblock.geometry
     header, payload = directory.to_slot(g.slot_bytes)
-    for place in g.slots:
+    ages = [_slot_age(media, superblock, index) for index in (0, 1)]
+    for place in g.slots if ages[0] <= ages[1] else reversed(g.slots):
         media.store(place + LINE, payload)
         media.fence()
         media.store(place, header)
         media.fence()
+
+
+def _slot_age(media: Media, superblock: Superblock, index: int) -> tuple[int, int]:
+    try:
+        return read_slot(media, superblock, index).age
+    except FormatError:
+        return -1, -1

@@ -16,6 +16,7 @@ from engramdax.pool.space import free_extents
 from engramdax.pool.volume import publish, read_directory, read_superblock
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -47,6 +48,7 @@ class Writer:
             # Nobody publishes while the lock is held, so what is bad now stays bad.
             found = read_directory(self.media, self.superblock, patient=False)
             self.directory = found.value
+            self._generation = found.value.generation
             self._check_owner()
             self._recover(repair=bool(found.problems))
         except FormatError as e:
@@ -74,10 +76,24 @@ class Writer:
             self.fd = -1
 
     def publish(self, **changes: Any) -> None:
-        """Make the directory with `changes` to its fields the current one."""
-        directory = replace(self.directory, generation=self.directory.generation + 1, **changes)
+        """Make the directory with `changes` to its fields the current one.
+
+        A publication that fails has used its generation up: a reader may have seen it in one of the slots.
+        """
+        self._generation += 1
+        directory = replace(self.directory, generation=self._generation, **changes)
         publish(self.media, self.superblock, directory)
         self.directory = directory
+
+    def retire(self, entries: Sequence[TableEntry]) -> None:
+        """Publish that these tables are gone; their space waits for the readers that may have seen them."""
+        loads = {entry.load for entry in entries}
+        retired = tuple(Retired(e.name, e.load, self._generation + 1, tuple(e.extents())) for e in entries)
+        self.publish(
+            tables=tuple(t for t in self.directory.tables if t.load not in loads),
+            retired=(*self.directory.retired, *retired),
+        )
+        self.reclaim()
 
     def free(self) -> list[Extent]:
         """Give the free extents."""
@@ -93,12 +109,7 @@ class Writer:
     def remove(self, name: str) -> bool:
         """Unpublish a table; tell whether its space is free already or waits for its readers."""
         entry = self.published(name)
-        retired = Retired(name, entry.load, self.directory.generation + 1, tuple(entry.extents()))
-        self.publish(
-            tables=tuple(t for t in self.directory.tables if t is not entry),
-            retired=(*self.directory.retired, retired),
-        )
-        self.reclaim()
+        self.retire([entry])
         return all(r.load != entry.load for r in self.directory.retired)
 
     def set_hot(self, name: str, ids: npt.NDArray[np.int64], served: Sequence[tuple[int, float]]) -> None:
@@ -156,7 +167,7 @@ class Writer:
         loading = [t for t in self.directory.tables if t.state != PUBLISHED]
         if repair:
             # The bad slot may have held a newer generation that a reader saw: never use its number again.
-            self.directory = replace(self.directory, generation=self.directory.generation + 1)
+            self._generation += 1
         if repair or loading or self._slots_differ():
             self.publish(tables=tuple(self.directory.published()))
         self.reclaim()

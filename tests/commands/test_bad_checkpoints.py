@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from outcomes import Outcome, unchanged
 
+from engramdax.demo.checkpoint import write_checkpoint
+
 Command = Callable[..., Outcome]
 
 WEIGHT, SCALE = "layers.3.engram.embed.weight", "layers.3.engram.embed.scale"
@@ -79,9 +81,7 @@ GOOD = {"t": tensor(0, 32, [4, 8])}
         "no-tensor",
     ],
 )
-def test_damaged_file_is_refused(
-    command: Command, pool: Path, tmp_path: Path, content: bytes, said: list[str]
-) -> None:
+def test_damaged_file_is_refused(command: Command, pool: Path, tmp_path: Path, content: bytes, said: list[str]) -> None:
     path = tmp_path / "bad.safetensors"
     path.write_bytes(content)
     with unchanged(pool):
@@ -109,7 +109,7 @@ def engram_file(path: Path, weight_rows: int | None, scale_rows: int | None) -> 
     ids=["rows-differ", "no-scale", "no-weight", "neither"],
 )
 def test_half_an_engram_table_is_refused(
-    command: Command, pool: Path, tmp_path: Path, weight_rows: int | None, scale_rows: int | None, said: list[str]
+    command: Command, pool: Path, tmp_path: Path, *, weight_rows: int | None, scale_rows: int | None, said: list[str]
 ) -> None:
     path = engram_file(tmp_path / "half.safetensors", weight_rows, scale_rows)
     with unchanged(pool):
@@ -140,19 +140,13 @@ def test_index_that_points_outside_its_folder_is_refused(command: Command, pool:
 
 
 def test_config_of_another_model_is_refused(command: Command, pool: Path, tmp_path: Path) -> None:
-    path = engram_file(tmp_path / "model.safetensors", 8, 8)
-    config = {
-        "engram_layer_ids": [3],
-        "engram_max_ngram_size": 3,
-        "engram_n_heads": 2,
-        "engram_head_dim": 64,
-        "engram_vocab_size": 50,
-        "engram_pad_token_id": 0,
-        "engram_compressed_vocab_size": 100,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    checkpoint, other = tmp_path / "checkpoint", tmp_path / "other"
+    write_checkpoint(checkpoint, vocab_size=20)
+    write_checkpoint(other, vocab_size=30)
+    (other / "config.json").replace(checkpoint / "config.json")
     with unchanged(pool):
-        command("load", path, "--engram", "--pool", pool).failed(1, "layers.3", "8 rows", "config.json means")
+        outcome = command("load", checkpoint, "--engram", "--pool", pool)
+    outcome.failed(1, "layers.1", str(checkpoint), "its config.json means", "another model")
 
 
 @pytest.mark.parametrize("text", ["{", "\xff", '{"engram_layer_ids": "three"}'])

@@ -33,6 +33,7 @@ from engramdax.format.directory import (
     Directory,
     Retired,
     check_table_name,
+    from_slot,
     payload_bytes,
     publish_state,
 )
@@ -47,9 +48,9 @@ def payload(**changes: Any) -> Any:
     return value | changes
 
 
-def read_value(value: Any, **header: int) -> Directory:
+def read_value(value: Any) -> Directory:
     data = value if isinstance(value, bytes) else json.dumps(value).encode()
-    return read(header_for(data, **header), data)
+    return read(header_for(data), data)
 
 
 def refusal(value: Any) -> str:
@@ -188,17 +189,22 @@ def test_an_impossible_table_is_refused_though_its_checksums_are_right(changes: 
 
 
 def test_an_extent_too_small_for_the_checksums_is_refused() -> None:
-    layout = RowLayout.packed(("row", "uint8", 64)).to_json()
-    value = payload(tables=[], retired=[])
-    big = entry("big", 16 << 10, extent=Extent(16 << 10, 15 << 10), checksums=Extent(31 << 10, 1024)).to_json()
-    value["tables"] = [big | {"rows": 240, "heads": None, "layout": layout}]
-    assert read_value(value).tables[0].bytes == 15 << 10
-    # 64 blocks of 256 bytes have 4 bytes each: one unit holds the checksums of 64 KiB.
-    value["tables"][0]["checksums"] = [31 << 10, 0]
-    assert "empty extent" in refusal(value)
+    # 160 blocks of 64 bytes have 640 bytes of checksums.
+    fine = replace(GEOMETRY, unit=64, block=64)
+    for length, accepted in ((640, True), (576, False)):
+        table = entry("t", rows=160, heads=None, extent=Extent(16384, 10240), checksums=Extent(26624, length))
+        header, data = directory(tables=(table,), retired=()).to_slot(4096)
+        data = data[: payload_bytes(header, pool=POOL, slot_bytes=4096)]
+        if accepted:
+            assert from_slot(header, data, size=SIZE, geometry=fine).tables == (table,)
+        else:
+            with pytest.raises(FormatError, match="does not fit its extents"):
+                from_slot(header, data, size=SIZE, geometry=fine)
 
 
-@pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", ".", "..", "a/../b", "a/.", "a b", "ä", "a\n", "x" * 129, "a\0"])
+@pytest.mark.parametrize(
+    "name", ["", "/a", "a/", "a//b", ".", "..", "a/../b", "a/.", "a b", "ä", "a\n", "x" * 129, "a\0"]
+)
 def test_what_cannot_name_a_table_is_refused(name: str) -> None:
     with pytest.raises(ParameterError, match="cannot name a table"):
         check_table_name(name)

@@ -159,9 +159,7 @@ def test_a_wrong_checksum_is_damage_and_not_absence() -> None:
         (232, struct.pack("<Q", 100), "geometry is impossible"),
     ],
 )
-def test_an_impossible_superblock_is_refused_though_its_checksum_is_right(
-    offset: int, data: bytes, words: str
-) -> None:
+def test_an_impossible_superblock_is_refused_though_its_checksum_is_right(offset: int, data: bytes, words: str) -> None:
     error = refusal(damaged(offset, data))
     assert words in str(error)
     assert not isinstance(error, NotAPoolError)

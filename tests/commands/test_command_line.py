@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program as a whole: usage, help, exit codes, completion, and where output goes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from outcomes import Outcome
+
+import engramdax
+
+Command = Callable[..., Outcome]
+
+COMMANDS = ("provision", "deprovision", "load", "rm", "ls", "info", "verify", "gather", "demo")
+
+
+def test_version(process: Command) -> None:
+    assert process("--version").succeeded().out == f"engramdax {engramdax.__version__}\n"
+
+
+def test_help_names_every_command(process: Command, command: Command) -> None:
+    overview = process("--help").succeeded().out
+    for name in COMMANDS:
+        assert f"  {name} " in overview
+        assert "--json" in command(name, "--help").succeeded().out
+
+
+def test_no_command_at_all_is_a_usage_error_with_help(process: Command) -> None:
+    outcome = process()
+    assert outcome.code == 2
+    assert "Commands:" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fly"], "fly"),
+        (["ls", "--fly"], "--fly"),
+        (["load"], "source"),
+        (["rm"], "table"),
+        (["ls", "one", "two"], "one"),
+        (["info", "--pool"], "--pool"),
+        (["gather", "t"], "--ids"),
+        (["demo", "--vocab-size", "x"], "--vocab-size"),
+    ],
+)
+def test_wrong_usage_points_to_the_help(command: Command, arguments: list[str], said: str) -> None:
+    command(*arguments).failed(2, said, "--help`")
+
+
+def test_exit_codes_of_a_process(process: Command, pool: Path) -> None:
+    assert process("ls", "--pool", pool).code == 0
+    process("rm", "absent", "--pool", pool).failed(1)
+    process("load", "--pool", pool).failed(2)
+    process("deprovision", "--pool", pool).failed(3)
+
+
+def test_debug_shows_where_an_error_came_from(process: Command, tmp_path: Path) -> None:
+    outcome = process("--debug", "ls", "--pool", tmp_path / "absent")
+    assert outcome.code == 1
+    assert "Traceback" in outcome.err
+    assert outcome.err.splitlines()[-1].startswith("engramdax: ")
+
+
+def test_text_listing_is_for_people(command: Command, pool: Path) -> None:
+    lines = command("ls", "--pool", pool).succeeded().out.splitlines()
+    assert lines[0].split() == ["TABLE", "ROWS", "ROW", "BYTES", "SIZE", "FIELDS"]
+    assert lines[1].split() == ["kept", "500", "48", "23.4", "KiB", "48", "uint8"]
+    assert lines[2] == "1 table in shelf; 8.0 MiB free, the largest free extent 8.0 MiB"
+    info = command("info", "--pool", pool).succeeded().out
+    assert f"path        {pool}\n" in info
+    assert "problems    none\n" in info
+    assert "500" in command("info", "kept", "--pool", pool).succeeded().out
+
+
+def test_long_names_are_not_cut_in_a_pipe(
+    process: Command, pool: Path, load_array: Callable[..., object], kept: object
+) -> None:
+    name = "/".join(["long-component-of-a-name"] * 5)
+    load_array(pool, name, kept)
+    assert any(line.startswith(f"{name} ") for line in process("ls", "--pool", pool).succeeded().out.splitlines())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_script_of_each_shell(process: Command, shell: str) -> None:
+    script = process(env={**os.environ, "_ENGRAMDAX_COMPLETE": f"source_{shell}"}).succeeded().out
+    assert "engramdax" in script
+    assert f"complete_{shell}" in script
+
+
+def test_completion_script_of_the_shell_that_asks(program: Path) -> None:
+    script = f"{program} --show-completion; exit $?"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "complete_bash" in done.stdout
+    # What it printed is a script that bash can read.
+    subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=True)
+
+
+def test_completion_of_commands_and_options(process: Command) -> None:
+    def completed(words: str, count: int) -> list[str]:
+        variables = {"_ENGRAMDAX_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(count)}
+        return process(env={**os.environ, **variables}).succeeded().out.split()
+
+    assert completed("engramdax l", 1) == ["load", "ls"]
+    assert "--row-bytes" in completed("engramdax load --r", 2)
+
+
+def test_reader_of_the_output_that_had_enough_is_no_traceback(program: Path, pool: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [program, "ls", "--json", "--pool", pool], stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_output_that_cannot_be_written_is_one_line(program: Path, pool: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [program, "ls", "--json", "--pool", pool], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("engramdax: ")
+    assert done.stderr.count("\n") == 1
