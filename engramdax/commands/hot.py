@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hot set` and `hot show`: the hot list that is published with a table."""
+"""The rows of a table that are read most, published with it."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -14,12 +14,10 @@ from engramdax.pool.records import resolve
 from engramdax.pool.writer import Writer
 from engramdax.trace.hotlist import read_hot_list
 
-app = typer.Typer(name="hot", help="The rows of a table that are read most, published with it.", rich_markup_mode=None)
+GROUP: Final = "hot"
+FIRST_SHOWN: Final = 8
 
-FIRST_SHOWN = 8
 
-
-@app.command("set")
 def set_list(
     table: Annotated[str, typer.Argument(help="The table's name.")],
     source: Annotated[Path, typer.Argument(metavar="LIST", help="A hot list that `engramdax trace` wrote.")],
@@ -39,7 +37,6 @@ def set_list(
     print_line(f"{table} has a hot list of {count_text(rows, 'row')}, which served {share:.1%} of the trace's reads")
 
 
-@app.command("show")
 def show_list(
     table: Annotated[str, typer.Argument(help="The table's name.")],
     *,
@@ -60,3 +57,6 @@ def show_list(
         return
     print_line(f"{count_text(int(ids.size), 'row')}, the hottest: {', '.join(map(str, ids[:FIRST_SHOWN]))}")
     print_grid((">ROWS", ">SERVED"), [(str(rows), f"{share:.1%}") for rows, share in points])
+
+
+COMMANDS: Final = {"set": set_list, "show": show_list}

@@ -76,14 +76,15 @@ def trace(
         )
     hasher = Hasher(layout)
     counted, rest = tokens.split(split) if split is not None else (tokens, None)
-    results, curves = [], {}
+    results: list[dict[str, Any]] = []
+    curves = {}
     for position in layers:
         number = layout.layer_ids[position]
         hot = hot_rows(hasher, position, counted, most=rows, memory=parse_size(memory))
         if out is not None:
             path = Path(str(out).replace("{layer}", str(number)))
             write_hot_list(path, HotList(hot, layout.rows(position), np.array(layout.head_sizes(position), np.int64)))
-        lines = []
+        lines: list[dict[str, Any]] = []
         for budget in BUDGETS:
             fits = min(parse_size(budget) // row_bytes, hot.row_ids.size)
             shares = served(hasher, position, rest if rest is not None else counted, hot.row_ids[:fits])
@@ -112,7 +113,7 @@ def trace(
                 *(f"{share:.1%}" for share in line["by_order"].values()),
             )
             for result in results
-            for line in result["budgets"]  # type: ignore[attr-defined]
+            for line in result["budgets"]
         ],
     )
 
@@ -128,7 +129,7 @@ def _tokenizer(path: Path | None) -> Tokenizer | None:
         ) from None
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as e:  # tokenizers raises plain Exception for whatever is wrong with the file
+    except Exception as e:  # noqa: BLE001 - tokenizers raises plain Exception for whatever is wrong with the file
         raise SourceError(f"{path} is no tokenizer.json: {e}", remedy="take the model's own") from None
 
 

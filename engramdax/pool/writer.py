@@ -7,18 +7,24 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
+from crc32c import crc32c
+
 from engramdax.errors import FormatError, RefusedError, TableNotFoundError
-from engramdax.format.directory import PUBLISHED, Directory, Retired, TableEntry
+from engramdax.format.directory import PUBLISHED, Directory, HotList, Retired, TableEntry
+from engramdax.format.geometry import LINE
 from engramdax.host import host_id
 from engramdax.locks import WriterLock, pinned_before
 from engramdax.pool.attachment import check_admitted, open_media
-from engramdax.pool.space import free_extents
+from engramdax.pool.space import allocate, free_extents, reserve
 from engramdax.pool.volume import publish, read_directory, read_superblock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
     from types import TracebackType
+
+    import numpy as np
+    import numpy.typing as npt
 
     from engramdax.format.geometry import Extent
 
@@ -126,7 +132,7 @@ class Writer:
         hot = HotList(extent, ids.size, len(data) // ids.size, crc32c(data), tuple(served))
         retired = self.directory.retired
         if entry.hot:
-            retired += (Retired(name, entry.load, self.directory.generation + 1, (entry.hot.extent,)),)
+            retired += (Retired(name, entry.load, self._generation + 1, (entry.hot.extent,)),)
         tables = tuple(replace(t, hot=hot) if t is entry else t for t in self.directory.tables)
         self.publish(tables=tables, retired=retired)
         self.reclaim()

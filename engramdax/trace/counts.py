@@ -8,6 +8,7 @@ of heads. So the counts are exact whatever the memory; less of it costs more pas
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -69,16 +70,11 @@ def hot_rows(
     counts: list[npt.NDArray[np.int64]] = []
     accesses = 0
     for number, (first, last) in enumerate(groups):
-        counters, reads = _count(
-            hasher,
-            layer,
-            trace,
-            first,
-            last,
-            (lambda done, number=number: progress(number * trace.tokens.size + done, len(groups) * trace.tokens.size))  # type: ignore[misc]
-            if progress
-            else None,
-        )
+        pass_progress = None
+        if progress:
+            before, whole = number * trace.tokens.size, len(groups) * trace.tokens.size
+            pass_progress = partial(_shifted, progress, before, whole)
+        counters, reads = _count(hasher, layer, trace, heads=(first, last), progress=pass_progress)
         accesses += reads
         rows, found = _highest(counters, most)
         ids.append(rows + sum(sizes[:first]))
@@ -122,9 +118,14 @@ def served(hasher: Hasher, layer: int, trace: Trace, row_ids: npt.NDArray[np.int
     return np.append(by_order[0] / np.maximum(by_order[1], 1), hits.sum() / max(int(reads.sum()), 1))
 
 
+def _shifted(progress: Callable[[int, int], None], before: int, whole: int, done: int) -> None:
+    progress(before + done, whole)
+
+
 def _count(
-    hasher: Hasher, layer: int, trace: Trace, first: int, last: int, progress: Callable[[int], None] | None
+    hasher: Hasher, layer: int, trace: Trace, *, heads: tuple[int, int], progress: Callable[[int], None] | None
 ) -> tuple[npt.NDArray[np.uint32], int]:
+    first, last = heads
     sizes = hasher.layout.head_sizes(layer)
     first_row = sum(sizes[:first])
     counters = np.zeros(sum(sizes[first:last]), np.uint32)
