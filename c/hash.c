@@ -209,15 +209,23 @@ static void do_chunk(void *context, uint64_t chunk)
         ;
 }
 
-int64_t ed_hash(const struct ed_hasher *hasher, const struct ed_token_batch *batch, uint32_t first_layer,
-                uint32_t last_layer, void *out, int out_64, int threads)
+int64_t ed_check_history(const struct ed_hasher *hasher, const struct ed_token_batch *batch)
 {
     const uint64_t seen = hasher->max_ngram - 1;
     for (uint64_t i = 0; batch->history && i < batch->sequences * seen; i++) {
         int64_t id;
         if (!compress(hasher, batch->history[i], &id))
-            return -2 - (int64_t)(i / seen);
+            return (int64_t)(i / seen);
     }
+    return -1;
+}
+
+int64_t ed_hash(const struct ed_hasher *hasher, const struct ed_token_batch *batch, uint32_t first_layer,
+                uint32_t last_layer, void *out, int out_64, int threads)
+{
+    const int64_t sequence = ed_check_history(hasher, batch);
+    if (sequence >= 0)
+        return -2 - sequence;
     if (batch->count == 0)
         return -1;
     const uint64_t per_token = (uint64_t)(last_layer - first_layer) * hasher->order_count * hasher->heads_per_order;

@@ -48,7 +48,11 @@ struct ed_token_batch {
 int64_t ed_hash(const struct ed_hasher *hasher, const struct ed_token_batch *batch, uint32_t first_layer,
                 uint32_t last_layer, void *out, int out_64, int threads);
 
+// The first sequence whose history names a token outside the vocabulary, -1 for none.
+int64_t ed_check_history(const struct ed_hasher *hasher, const struct ed_token_batch *batch);
+
 // The same for tokens [begin, end) only, on this thread; `out` is where the ids of `begin` go.
+// The history is taken as checked.
 int64_t ed_hash_range(const struct ed_hasher *hasher, const struct ed_token_batch *batch, uint32_t first_layer,
                       uint32_t last_layer, uint64_t begin, uint64_t end, void *out, int out_64);
 

@@ -102,11 +102,12 @@ class Hasher:
         token_ids: npt.NDArray[np.int64],
         layer: int,
         *,
+        blocked: npt.ArrayLike | None = None,
         starts: npt.ArrayLike | None = None,
         history: npt.ArrayLike | None = None,
     ) -> npt.NDArray[np.int64]:
         """Hash for the layer at position `layer` alone: int64 [T, heads]; arguments and errors as of a call."""
-        batch, keep = self.batch(token_ids, None, starts, history)
+        batch, keep = self.batch(token_ids, blocked, starts, history)
         out = np.empty((int(batch.count), self.layout.heads), np.int64)
         bad = lib.ed_hash(self.core, batch, layer, layer + 1, ffi.cast("void *", out.ctypes.data), 1, 0)
         if bad != -1:
