@@ -8,9 +8,9 @@
 #include "team.h"
 
 enum {
-    WALL = -1, // in a window: nothing can be seen from here on
-    TOKENS_PER_CHUNK = 64,
-    // Ids that make another thread worth waking: some tens of microseconds of hashing.
+    BLOCK = 64, // tokens at a time: one bit each in a word, and everything about them in the first-level cache
+    TOKENS_PER_CHUNK = BLOCK,
+    // Ids that make another thread worth waking: ten microseconds of hashing and more.
     IDS_PER_THREAD = 32768,
 };
 
@@ -19,57 +19,13 @@ static inline int64_t token_at(const struct ed_token_batch *b, uint64_t i)
     return b->tokens_64 ? ((const int64_t *)b->tokens)[i] : ((const int32_t *)b->tokens)[i];
 }
 
-// The compressed id of a raw one, WALL for -1; false for what the vocabulary does not have.
+// The compressed id of a raw one; false for what the vocabulary does not have.
 static inline bool compress(const struct ed_hasher *h, int64_t token, int64_t *ret)
 {
-    if (token == -1) {
-        *ret = WALL;
-        return true;
-    }
     if (token < 0 || token >= h->vocab)
         return false;
     *ret = h->token_map ? h->token_map[token] : token;
     return true;
-}
-
-#define MAGIC 4503599627370496.0 // 2^52
-#define QUOTIENT_MASK ((1ll << 52) - 1)
-
-// Row ids of the heads of one order: the remainders of `mix` by their primes, plus their offsets.
-static inline __attribute__((always_inline)) void reduce_plain(const struct ed_hasher *h, uint64_t first_head,
-                                                               uint32_t heads, int64_t mix, void *out, uint64_t at,
-                                                               int out_64)
-{
-    const int64_t *primes = h->primes + first_head, *offsets = h->offsets + first_head;
-    const double *inverses = h->inverses + first_head;
-    for (uint32_t i = 0; i < heads; i++) {
-        int64_t rest;
-        if (h->exact) {
-            rest = mix % primes[i];
-        } else {
-            // The quotient is below 2^51, so adding 2^52 leaves it, rounded, in the low bits of the sum. It is off
-            // by less than one from the true one, and the remainder by less than one prime.
-            const union {
-                double number;
-                int64_t bits;
-            } sum = {.number = (double)mix * inverses[i] + MAGIC};
-            rest = mix - (sum.bits & QUOTIENT_MASK) * primes[i];
-            rest += rest >> 63 & primes[i];
-        }
-        if (out_64)
-            ((int64_t *)out)[at + i] = rest + offsets[i];
-        else
-            ((int32_t *)out)[at + i] = (int32_t)(rest + offsets[i]);
-    }
-}
-
-static void pad_ids(const struct ed_hasher *h, uint32_t layers, void *out, uint64_t at, int out_64)
-{
-    const uint64_t count = (uint64_t)layers * h->order_count * h->heads_per_order;
-    if (out_64)
-        memset((int64_t *)out + at, 0xff, count * 8);
-    else
-        memset((int32_t *)out + at, 0xff, count * 4);
 }
 
 // The sequence that position i is in; batch->sequences for the padding behind the last.
@@ -86,24 +42,126 @@ static uint64_t sequence_of(const struct ed_token_batch *b, uint64_t i)
     return low;
 }
 
-// What stands `back` places before position i of sequence s: compressed, or WALL. False for a token outside the
-// vocabulary; the history was checked before.
-static bool look_back(const struct ed_hasher *h, const struct ed_token_batch *b, uint64_t s, uint64_t start,
-                      uint64_t i, uint32_t back, int64_t *ret)
+// Where the loop over tokens stands.
+struct view {
+    uint64_t s, start; // the sequence, and its first position
+    bool fresh;        // nothing is known of the token before
+};
+
+// What token i of sequence s sees before it, seen[1 .. max_ngram - 1] of one column: compressed ids, pads from the
+// first blocked or missing one on. Gives -1, or the position of a token outside the vocabulary; the history was
+// checked before.
+static int64_t look_back(const struct ed_hasher *h, const struct ed_token_batch *b, const struct view *view,
+                         uint64_t i, int64_t (*seen)[BLOCK + 1], uint32_t column)
 {
-    if (i >= start + back) {
-        const uint64_t at = i - back;
-        if (b->blocked && b->blocked[at]) {
-            *ret = WALL;
-            return true;
+    const uint64_t reach = h->max_ngram - 1;
+    bool wall = false;
+    for (uint64_t back = 1; back <= reach; back++) {
+        const uint64_t before = i - view->start; // positions of the sequence, then the history
+        int64_t token = -1, id = h->pad;
+        bool open = true;
+        if (back <= before) {
+            token = token_at(b, i - back);
+            open = !(b->blocked && b->blocked[i - back]);
+        } else if (b->history) {
+            token = b->history[view->s * reach + (back - before - 1)];
         }
-        return compress(h, token_at(b, at), ret);
+        if (token != -1 && !compress(h, token, &id))
+            return (int64_t)(i - back);
+        wall |= token == -1 || !open;
+        seen[back][column] = wall ? h->pad : id;
     }
-    *ret = WALL;
-    if (!b->history)
-        return true;
-    const uint64_t older = back - (i - start) - 1;
-    return older >= h->max_ngram - 1 || compress(h, b->history[s * (h->max_ngram - 1) + older], ret);
+    return -1;
+}
+
+// Find out what tokens [at, at + count) see: token at + i sees seen[k][i + 1] k places back, itself at 0. Column 0
+// is the token before `at`, and left over from the last block. A bit of `padding` is set for each padding token.
+// Gives -1, or the position of a token outside the vocabulary.
+static int64_t look(const struct ed_hasher *h, const struct ed_token_batch *b, struct view *view, uint64_t at,
+                    uint32_t count, int64_t (*seen)[BLOCK + 1], uint64_t *padding)
+{
+    const uint32_t max_ngram = h->max_ngram;
+    for (uint32_t k = 0; k < max_ngram && !view->fresh; k++)
+        seen[k][0] = seen[k][BLOCK];
+    for (uint32_t i = 0; i < count; i++) {
+        const uint64_t position = at + i;
+        if (b->starts) {
+            while (view->s < b->sequences && (uint64_t)b->starts[view->s + 1] <= position) {
+                view->s++;
+                view->fresh = true;
+            }
+            if (view->s < b->sequences)
+                view->start = (uint64_t)b->starts[view->s];
+        }
+        const int64_t token = view->s < b->sequences ? token_at(b, position) : -1;
+        int64_t id = h->pad;
+        if (token == -1)
+            *padding |= 1ull << i;
+        else if (!compress(h, token, &id))
+            return (int64_t)position;
+        if (token == -1 || (b->blocked && b->blocked[position])) {
+            // Blocking is sticky: all that is older is pad, too, for this token and those that look through it.
+            for (uint32_t k = 0; k < max_ngram; k++)
+                seen[k][i + 1] = h->pad;
+        } else {
+            seen[0][i + 1] = id;
+            if (view->fresh) {
+                const int64_t bad = look_back(h, b, view, position, seen, i + 1);
+                if (bad >= 0)
+                    return bad;
+            } else {
+                for (uint32_t k = 1; k < max_ngram; k++)
+                    seen[k][i + 1] = seen[k - 1][i];
+            }
+        }
+        view->fresh = false;
+    }
+    return -1;
+}
+
+// The heads of one order of a layer.
+struct heads {
+    uint32_t count;
+    int exact;
+    const int64_t *primes, *offsets;
+    const double *inverses;
+};
+
+#define MAGIC 4503599627370496.0 // 2^52
+#define QUOTIENT_MASK ((1ll << 52) - 1)
+
+// Row ids of `count` tokens in these heads, `stride` ids from token to token: the remainders of each token's mix by
+// the primes, plus the offsets. `numbers` are the mixes again.
+static inline __attribute__((always_inline)) void reduce_plain(const struct heads *heads, const int64_t *mixes,
+                                                               const double *numbers, uint32_t count, uint8_t *out,
+                                                               uint64_t stride, int out_64)
+{
+    const struct heads h = *heads;
+    for (uint32_t t = 0; t < count; t++) {
+        const int64_t mix = mixes[t];
+        const double number = numbers[t];
+        for (uint32_t i = 0; i < h.count; i++) {
+            int64_t rest;
+            if (h.exact) {
+                rest = mix % h.primes[i];
+            } else {
+                // The quotient is below 2^51, so adding 2^52 leaves it, rounded, in the low bits of the sum. It is
+                // off by less than one from the true one, and the remainder by less than one prime.
+                const union {
+                    double number;
+                    uint64_t bits;
+                } sum = {.number = number * h.inverses[i] + MAGIC};
+                // Unsigned: a quotient that is one too high may lead beyond 2^63.
+                rest = (int64_t)((uint64_t)mix - (sum.bits & QUOTIENT_MASK) * (uint64_t)h.primes[i]);
+                rest += rest >> 63 & h.primes[i];
+            }
+            rest += h.offsets[i];
+            if (out_64)
+                ((int64_t *)out)[t * stride + i] = rest;
+            else
+                ((int32_t *)out)[t * stride + i] = (int32_t)rest;
+        }
+    }
 }
 
 #define RANGE range_plain
@@ -116,38 +174,42 @@ static bool look_back(const struct ed_hasher *h, const struct ed_token_batch *b,
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
-static inline void reduce_avx2(const struct ed_hasher *h, uint64_t first_head, uint32_t heads, int64_t mix, void *out,
-                               uint64_t at, int out_64)
-{
-    reduce_plain(h, first_head, heads, mix, out, at, out_64); // the compiler makes vectors of it
-}
 #define RANGE range_avx2
-#define REDUCE reduce_avx2
+#define REDUCE reduce_plain // the compiler makes vectors of it
 #include "hash_loop.h"
 #pragma GCC pop_options
 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512dq,avx512vl")
-static inline void reduce_avx512(const struct ed_hasher *h, uint64_t first_head, uint32_t heads, int64_t mix,
-                                 void *out, uint64_t at, int out_64)
+static inline void reduce_avx512(const struct heads *heads, const int64_t *mixes, const double *numbers,
+                                 uint32_t count, uint8_t *out, uint64_t stride, int out_64)
 {
-    if (heads % 8 || h->exact) {
-        reduce_plain(h, first_head, heads, mix, out, at, out_64);
+    if (heads->exact) {
+        reduce_plain(heads, mixes, numbers, count, out, stride, out_64);
         return;
     }
-    const __m512d wide = _mm512_set1_pd((double)mix), magic = _mm512_set1_pd(MAGIC);
-    const __m512i mixes = _mm512_set1_epi64(mix), mask = _mm512_set1_epi64(QUOTIENT_MASK);
-    for (uint32_t i = 0; i < heads; i += 8) {
-        const __m512i primes = _mm512_loadu_si512(h->primes + first_head + i);
-        const __m512d sum = _mm512_fmadd_pd(wide, _mm512_loadu_pd(h->inverses + first_head + i), magic);
-        const __m512i quotients = _mm512_and_si512(_mm512_castpd_si512(sum), mask);
-        __m512i rest = _mm512_sub_epi64(mixes, _mm512_mullo_epi64(quotients, primes));
-        rest = _mm512_mask_add_epi64(rest, _mm512_movepi64_mask(rest), rest, primes);
-        rest = _mm512_add_epi64(rest, _mm512_loadu_si512(h->offsets + first_head + i));
-        if (out_64)
-            _mm512_storeu_si512((int64_t *)out + at + i, rest);
-        else
-            _mm256_storeu_si256((__m256i *)((int32_t *)out + at + i), _mm512_cvtepi64_epi32(rest));
+    const __m512d magic = _mm512_set1_pd(MAGIC);
+    const __m512i quotient_mask = _mm512_set1_epi64(QUOTIENT_MASK);
+    for (uint32_t i = 0; i < heads->count; i += 8) {
+        const uint32_t left = heads->count - i;
+        const __mmask8 some = left < 8 ? (__mmask8)((1u << left) - 1) : 0xff;
+        const __m512i primes = _mm512_maskz_loadu_epi64(some, heads->primes + i);
+        const __m512i offsets = _mm512_maskz_loadu_epi64(some, heads->offsets + i);
+        const __m512d inverses = _mm512_maskz_loadu_pd(some, heads->inverses + i);
+        for (uint32_t t = 0; t < count; t++) {
+            const __m512d sum = _mm512_fmadd_pd(_mm512_set1_pd(numbers[t]), inverses, magic);
+            const __m512i quotients = _mm512_and_si512(_mm512_castpd_si512(sum), quotient_mask);
+            __m512i rest = _mm512_sub_epi64(_mm512_set1_epi64(mixes[t]), _mm512_mullo_epi64(quotients, primes));
+            // One below zero is a large one without sign.
+            rest = _mm512_min_epu64(rest, _mm512_add_epi64(rest, primes));
+            rest = _mm512_add_epi64(rest, offsets);
+            if (out_64)
+                _mm512_mask_storeu_epi64((int64_t *)out + t * stride + i, some, rest);
+            else if (left >= 8)
+                _mm256_storeu_si256((__m256i *)((int32_t *)out + t * stride + i), _mm512_cvtepi64_epi32(rest));
+            else
+                _mm256_mask_storeu_epi32((int32_t *)out + t * stride + i, some, _mm512_cvtepi64_epi32(rest));
+        }
     }
 }
 #define RANGE range_avx512
@@ -160,16 +222,17 @@ static inline void reduce_avx512(const struct ed_hasher *h, uint64_t first_head,
 typedef int64_t (*range_function)(const struct ed_hasher *, const struct ed_token_batch *, uint32_t, uint32_t,
                                   uint64_t, uint64_t, void *, int);
 
-static range_function best_range(void)
+// The loop of an instruction set, or of the best one; NULL where this CPU has no such.
+static range_function range_named(const char *name)
 {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    if ((!name || !strcmp(name, "avx512")) && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
         return range_avx512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    if ((!name || !strcmp(name, "avx2")) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
         return range_avx2;
 #endif
-    return range_plain;
+    return !name || !strcmp(name, "plain") ? range_plain : NULL;
 }
 
 int64_t ed_hash_range(const struct ed_hasher *hasher, const struct ed_token_batch *batch, uint32_t first_layer,
@@ -178,8 +241,15 @@ int64_t ed_hash_range(const struct ed_hasher *hasher, const struct ed_token_batc
     static _Atomic(range_function) best;
     range_function function = best;
     if (!function)
-        best = function = best_range();
+        best = function = range_named(NULL);
     return function(hasher, batch, first_layer, last_layer, begin, end, out, out_64);
+}
+
+int64_t ed_hash_bare(const struct ed_hasher *hasher, const struct ed_token_batch *batch, void *out, int out_64,
+                     const char *set)
+{
+    const range_function function = range_named(set);
+    return function ? function(hasher, batch, 0, hasher->layers, 0, batch->count, out, out_64) : -2;
 }
 
 struct run {
@@ -211,11 +281,11 @@ static void do_chunk(void *context, uint64_t chunk)
 
 int64_t ed_check_history(const struct ed_hasher *hasher, const struct ed_token_batch *batch)
 {
-    const uint64_t seen = hasher->max_ngram - 1;
-    for (uint64_t i = 0; batch->history && i < batch->sequences * seen; i++) {
+    const uint64_t reach = hasher->max_ngram - 1;
+    for (uint64_t i = 0; batch->history && i < batch->sequences * reach; i++) {
         int64_t id;
-        if (!compress(hasher, batch->history[i], &id))
-            return (int64_t)(i / seen);
+        if (batch->history[i] != -1 && !compress(hasher, batch->history[i], &id))
+            return (int64_t)(i / reach);
     }
     return -1;
 }
@@ -245,4 +315,11 @@ int64_t ed_hash(const struct ed_hasher *hasher, const struct ed_token_batch *bat
     ed_team_wait(&job);
     const uint64_t bad = atomic_load(&run.bad);
     return bad == UINT64_MAX ? -1 : (int64_t)bad;
+}
+
+int64_t ed_hash_one(const struct ed_hasher *hasher, const void *tokens, uint64_t count, int tokens_64, void *out,
+                    int out_64, int threads)
+{
+    const struct ed_token_batch batch = {.tokens = tokens, .count = count, .tokens_64 = tokens_64, .sequences = 1};
+    return ed_hash(hasher, &batch, 0, hasher->layers, out, out_64, threads);
 }

@@ -48,10 +48,19 @@ struct ed_token_batch {
 int64_t ed_hash(const struct ed_hasher *hasher, const struct ed_token_batch *batch, uint32_t first_layer,
                 uint32_t last_layer, void *out, int out_64, int threads);
 
+// The same for all layers of one new sequence without a batch.
+int64_t ed_hash_one(const struct ed_hasher *hasher, const void *tokens, uint64_t count, int tokens_64, void *out,
+                    int out_64, int threads);
+
+// The same for all layers on this thread, with the instruction set "plain", "avx2" or "avx512" (NULL: the best one);
+// -2 where this CPU or build has it not. The history is taken as checked.
+int64_t ed_hash_bare(const struct ed_hasher *hasher, const struct ed_token_batch *batch, void *out, int out_64,
+                     const char *set);
+
 // The first sequence whose history names a token outside the vocabulary, -1 for none.
 int64_t ed_check_history(const struct ed_hasher *hasher, const struct ed_token_batch *batch);
 
-// The same for tokens [begin, end) only, on this thread; `out` is where the ids of `begin` go.
+// Hash tokens [begin, end) only, as ed_hash() does, on this thread; `out` is where the ids of `begin` go.
 // The history is taken as checked.
 int64_t ed_hash_range(const struct ed_hasher *hasher, const struct ed_token_batch *batch, uint32_t first_layer,
                       uint32_t last_layer, uint64_t begin, uint64_t end, void *out, int out_64);

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -20,18 +21,23 @@ from engramdax.commands.output import (
     print_line,
     size_text,
 )
-from engramdax.errors import EngramdaxError, ParameterError, SourceError
+from engramdax.errors import BackingError, EngramdaxError, ParameterError, SourceError
 from engramdax.ngram import Hasher, Layout, build_token_map
 from engramdax.pool.pool import Pool
 from engramdax.pool.records import resolve
-from engramdax.trace.counts import hot_rows, served
+from engramdax.trace.archive import UNREADABLE
+from engramdax.trace.counts import hot_rows
 from engramdax.trace.hotlist import HotList, write_hot_list
-from engramdax.trace.plot import plot_shares
+from engramdax.trace.plot import check_plot, plot_shares
+from engramdax.trace.shares import own_shares, shares_of
 from engramdax.trace.tokens import read_traces
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from tokenizers import Tokenizer
+
+    from engramdax.trace.counts import HotRows
+    from engramdax.trace.tokens import Trace
 
 BUDGETS: Final = ("64M", "256M", "1G", "2G", "4G", "8G")
 DEFAULT_ROWS: Final = 32 << 20
@@ -63,12 +69,22 @@ def trace(
 ) -> None:
     """Count the row accesses of a token trace, exactly, and list the rows that are read most."""
     if rows < 1 or row_bytes < 1:
-        raise ParameterError(f"--rows {rows} and --row-bytes {row_bytes} must both be positive")
+        raise ParameterError(
+            f"--rows {rows} with --row-bytes {row_bytes} lists nothing", remedy="give positive numbers"
+        )
     if split is not None and not 0 < split < 1:
         raise ParameterError(f"--split {split} is no share", remedy="give a number between 0 and 1, such as 0.9")
+    bytes_allowed = parse_size(memory)
+    if out is not None and not out.parent.is_dir():
+        raise BackingError(f"cannot write {out}: there is no directory {out.parent}", remedy="give another --out")
+    if plot is not None:
+        check_plot(plot)
     loaded = _tokenizer(tokenizer)
     tokens = read_traces(source, tokenizer=loaded)
-    layout = _layout(config, table, pool, None if tokens.compressed else _token_map(loaded, token_map))
+    layout = _layout(config, table, pool, _token_map(loaded, token_map, needed=not tokens.compressed))
+    if tokens.compressed:  # the map was for the pad alone
+        layout = replace(layout, token_map=None)
+    tokens.check(layout.vocab)
     layers = _layers(layout, layer)
     if out is not None and len(layers) > 1 and "{layer}" not in str(out):
         raise ParameterError(
@@ -77,25 +93,21 @@ def trace(
     hasher = Hasher(layout)
     counted, rest = tokens.split(split) if split is not None else (tokens, None)
     results: list[dict[str, Any]] = []
-    curves = {}
     for position in layers:
-        number = layout.layer_ids[position]
-        hot = hot_rows(hasher, position, counted, most=rows, memory=parse_size(memory))
+        hot = hot_rows(hasher, position, counted, most=rows, memory=bytes_allowed)
         if out is not None:
-            path = Path(str(out).replace("{layer}", str(number)))
+            path = Path(str(out).replace("{layer}", str(layout.layer_ids[position])))
             write_hot_list(path, HotList(hot, layout.rows(position), np.array(layout.head_sizes(position), np.int64)))
-        lines: list[dict[str, Any]] = []
-        for budget in BUDGETS:
-            fits = min(parse_size(budget) // row_bytes, hot.row_ids.size)
-            shares = served(hasher, position, rest if rest is not None else counted, hot.row_ids[:fits])
-            by_order = {str(order): float(share) for order, share in zip(layout.orders, shares, strict=False)}
-            lines.append({"bytes": parse_size(budget), "rows": fits, "served": float(shares[-1]), "by_order": by_order})
-            if fits == hot.row_ids.size:
-                break
-        results.append({"layer": number, "accesses": hot.accesses, "rows": int(hot.row_ids.size), "budgets": lines})
-        curves[f"layer {number}"] = [(line["bytes"], line["served"]) for line in lines]
+        results.append(_result(hasher, position, hot, rest, row_bytes))
+        del hot  # as large as the counters of the next layer may get
     if plot is not None:
-        plot_shares(plot, curves)
+        plot_shares(
+            plot,
+            {
+                f"layer {result['layer']}": [(line["bytes"], line["served"]) for line in result["budgets"]]
+                for result in results
+            },
+        )
     if as_json:
         print_json({"tokens": int(counted.tokens.size), "layers": results})
         return
@@ -118,6 +130,33 @@ def trace(
     )
 
 
+def _result(hasher: Hasher, layer: int, hot: HotRows, rest: Trace | None, row_bytes: int) -> dict[str, Any]:
+    """Say what a list serves at each budget, up to the first that the whole list fits."""
+    layout = hasher.layout
+    fitting = [min(parse_size(budget) // row_bytes, hot.row_ids.size) for budget in BUDGETS]
+    if hot.row_ids.size in fitting:
+        fitting = fitting[: fitting.index(hot.row_ids.size) + 1]
+    shares = (
+        own_shares(layout, layer, hot, fitting)
+        if rest is None
+        else shares_of(hasher, layer, rest, hot.row_ids, fitting)
+    )
+    return {
+        "layer": layout.layer_ids[layer],
+        "accesses": hot.accesses,
+        "rows": int(hot.row_ids.size),
+        "budgets": [
+            {
+                "bytes": parse_size(budget),
+                "rows": fits,
+                "served": float(share[-1]),
+                "by_order": {str(order): float(part) for order, part in zip(layout.orders, share[:-1], strict=True)},
+            }
+            for budget, fits, share in zip(BUDGETS, fitting, shares, strict=False)
+        ],
+    }
+
+
 def _tokenizer(path: Path | None) -> Tokenizer | None:
     if path is None:
         return None
@@ -133,15 +172,18 @@ def _tokenizer(path: Path | None) -> Tokenizer | None:
         raise SourceError(f"{path} is no tokenizer.json: {e}", remedy="take the model's own") from None
 
 
-def _token_map(tokenizer: Tokenizer | None, path: Path | None) -> npt.NDArray[np.integer[Any]]:
+def _token_map(tokenizer: Tokenizer | None, path: Path | None, *, needed: bool) -> npt.NDArray[np.integer[Any]] | None:
     if path is None:
-        if tokenizer is None:
+        if tokenizer is not None:
+            return build_token_map(tokenizer)
+        if needed:
             raise ParameterError("raw token ids need the model's map", remedy="give --tokenizer or --token-map")
-        return build_token_map(tokenizer)
+        return None
     try:
-        value = np.load(path, allow_pickle=False)
-        array: npt.NDArray[Any] = value if isinstance(value, np.ndarray) else value["token_map"]
-    except (OSError, ValueError, KeyError, EOFError) as e:
+        with path.open("rb") as file:
+            value = np.load(file, allow_pickle=False)
+            array: npt.NDArray[Any] = value if isinstance(value, np.ndarray) else value["token_map"]
+    except UNREADABLE as e:
         raise SourceError(f"{path} is no token map: {e}", remedy="save one with numpy.save") from None
     return array
 
@@ -158,7 +200,10 @@ def _layout(
         value = json.loads(Path(str(config)).read_text())
     except (OSError, ValueError) as e:
         raise SourceError(f"{config} cannot be read: {e}", remedy="give the model's config.json") from None
-    return Layout.from_config(value, token_map=token_map)
+    try:
+        return Layout.from_config(value, token_map=token_map)
+    except ParameterError as e:
+        raise SourceError(f"{config}: {e.problem}", remedy=e.remedy) from None
 
 
 def _layers(layout: Layout, layer: int | None) -> list[int]:

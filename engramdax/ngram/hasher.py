@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 SMALLEST_ESTIMATED: Final = 8192
 """Below this prime the quotient of a 63-bit number has more bits than the fast remainder carries."""
 
+# Looked up once: hashing a decode batch takes a few microseconds.
+_INT32: Final = np.dtype(np.int32)
+_INT64: Final = np.dtype(np.int64)
+_BYTES: Final[Any] = ffi.typeof("uint8_t[]")
+_INT64S: Final[Any] = ffi.typeof("int64_t[]")
+_hash_one: Final[Any] = lib.ed_hash_one
+_from_buffer: Final[Any] = ffi.from_buffer
+
 
 class Hasher:
     """Row ids of the n-grams of sequences, by a layout; keeps no state, safe to call from many threads."""
@@ -47,6 +55,7 @@ class Hasher:
             core.token_map = ffi.cast("int32_t *", layout.token_map.ctypes.data)
         core.vocab, core.pad = layout.vocab, layout.pad_id
         self.core = core
+        self._token_shape = (len(layout.layer_ids), layout.heads)
 
     def __call__(
         self,
@@ -79,8 +88,12 @@ class Hasher:
         Gives row ids [T, layers, heads]. Raises ParameterError for a wrong shape or type, and for tokens
         outside the vocabulary, naming the first.
         """
+        count = 0 if threads is None else thread_count(threads)
+        new = blocked is None and starts is None and history is None
+        if new and out is not None and self._hash_one(token_ids, out, count):
+            return out
         batch, keep = self.batch(token_ids, blocked, starts, history)
-        shape = (int(batch.count), len(self.layout.layer_ids), self.layout.heads)
+        shape = (int(batch.count), *self._token_shape)
         if out is None:
             out = np.empty(shape, self._dtype(dtype))
         self._check_out(out, shape)
@@ -89,9 +102,9 @@ class Hasher:
             batch,
             0,
             len(self.layout.layer_ids),
-            ffi.cast("void *", out.ctypes.data),
+            _from_buffer(_BYTES, out, True),
             out.dtype.itemsize == 8,
-            0 if threads is None else thread_count(threads),
+            count,
         )
         if bad != -1:
             raise self.bad_token(int(bad), keep)
@@ -99,7 +112,7 @@ class Hasher:
 
     def layer_ids(
         self,
-        token_ids: npt.NDArray[np.int64],
+        token_ids: npt.NDArray[Any],
         layer: int,
         *,
         blocked: npt.ArrayLike | None = None,
@@ -109,7 +122,7 @@ class Hasher:
         """Hash for the layer at position `layer` alone: int64 [T, heads]; arguments and errors as of a call."""
         batch, keep = self.batch(token_ids, blocked, starts, history)
         out = np.empty((int(batch.count), self.layout.heads), np.int64)
-        bad = lib.ed_hash(self.core, batch, layer, layer + 1, ffi.cast("void *", out.ctypes.data), 1, 0)
+        bad = lib.ed_hash(self.core, batch, layer, layer + 1, _from_buffer(_BYTES, out, True), 1, 0)
         if bad != -1:
             raise self.bad_token(int(bad), keep)
         return out
@@ -125,17 +138,18 @@ class Hasher:
         tokens = np.ascontiguousarray(_integers("token_ids", token_ids))
         keep = {"tokens": tokens}
         batch: Any = ffi.new("struct ed_token_batch *")
-        batch.tokens, batch.count = ffi.cast("void *", tokens.ctypes.data), tokens.size
+        batch.tokens, batch.count = _from_buffer(tokens), tokens.size
         batch.tokens_64 = tokens.dtype.itemsize == 8
         batch.sequences = 1
         if starts is not None:
             bounds = np.ascontiguousarray(_integers("starts", starts), np.int64)
-            if bounds.size < 2 or bounds[0] != 0 or (np.diff(bounds) < 0).any() or bounds[-1] > tokens.size:
+            falls = (bounds[1:] < bounds[:-1]).any()
+            if bounds.size < 2 or bounds[0] != 0 or falls or bounds[-1] > tokens.size:
                 raise ParameterError(
                     f"starts does not ascend from 0 to at most {tokens.size}, with an entry per sequence and one more"
                 )
             keep["starts"] = bounds
-            batch.starts, batch.sequences = ffi.cast("int64_t *", bounds.ctypes.data), bounds.size - 1
+            batch.starts, batch.sequences = _from_buffer(_INT64S, bounds), bounds.size - 1
         if blocked is not None:
             stops = vector("blocked", blocked, np.bool_)
             if stops.dtype != np.bool_ or stops.size != tokens.size:
@@ -143,16 +157,19 @@ class Hasher:
                     f"blocked is {stops.dtype} [{stops.size}]; expected bool [{tokens.size}], one for each token"
                 )
             keep["blocked"] = np.ascontiguousarray(stops)
-            batch.blocked = ffi.cast("uint8_t *", keep["blocked"].ctypes.data)
+            batch.blocked = _from_buffer(_BYTES, keep["blocked"])
         if history is not None:
-            before = np.asarray(history)
+            try:
+                before = np.asarray(history)
+            except ValueError:
+                raise ParameterError("history is ragged; expected a row for each sequence") from None
             expected = (int(batch.sequences), self.layout.max_ngram - 1)
             if before.dtype.kind not in "iu" or before.shape != expected:
                 raise ParameterError(
                     f"history is {before.dtype} {list(before.shape)}; expected integers {list(expected)}"
                 )
             keep["history"] = np.ascontiguousarray(before, np.int64)
-            batch.history = ffi.cast("int64_t *", keep["history"].ctypes.data)
+            batch.history = _from_buffer(_INT64S, keep["history"])
         return batch, keep
 
     def bad_token(self, bad: int, keep: dict[str, npt.NDArray[Any]]) -> ParameterError:
@@ -169,13 +186,32 @@ class Hasher:
             remedy="use the tokenizer that the token map was built from; -1 is padding",
         )
 
+    def _hash_one(self, tokens: Any, out: Any, threads: int) -> bool:
+        """Hash one new sequence between arrays that need no conversion; False where something is to be said of them."""
+        # Types that numpy has built in are single objects.
+        if type(tokens) is not np.ndarray or type(out) is not np.ndarray or tokens.ndim != 1:
+            return False
+        token_type, type_ = tokens.dtype, out.dtype
+        if (
+            (token_type is not _INT32 and token_type is not _INT64)
+            or (type_ is not _INT64 and (type_ is not _INT32 or self.max_rows >= 1 << 31))
+            or out.shape != (tokens.size, *self._token_shape)
+        ):
+            return False
+        try:
+            source, target = _from_buffer(tokens), _from_buffer(_BYTES, out, True)
+        except (ValueError, BufferError):  # not contiguous, or not writable
+            return False
+        done = _hash_one(self.core, source, tokens.size, token_type is _INT64, target, type_ is _INT64, threads)
+        return bool(done == -1)
+
     def _dtype(self, dtype: npt.DTypeLike | None) -> np.dtype[Any]:
         if dtype is None:
             return np.dtype(np.int32 if self.max_rows < 1 << 31 else np.int64)
         return np.dtype(dtype)
 
     def _check_out(self, out: Any, shape: tuple[int, ...]) -> None:
-        if not isinstance(out, np.ndarray) or out.dtype not in (np.dtype(np.int32), np.dtype(np.int64)):
+        if not isinstance(out, np.ndarray) or out.dtype not in (_INT32, _INT64):
             found = out.dtype if isinstance(out, np.ndarray) else type(out).__name__
             raise ParameterError(f"row ids as {found}; expected int32 or int64")
         if out.shape != shape or not out.flags.c_contiguous or not out.flags.writeable:
@@ -187,7 +223,7 @@ class Hasher:
 def _integers(name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
     """Give a vector of int32 or int64."""
     array = vector(name, values, np.int64)
-    if array.dtype in (np.dtype(np.int32), np.dtype(np.int64)):
+    if array.dtype in (_INT32, _INT64):
         return array
     if array.dtype.kind not in "iu":
         raise ParameterError(f"{name} has dtype {array.dtype}; expected integers")

@@ -8,9 +8,8 @@ of heads. So the counts are exact whatever the memory; less of it costs more pas
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,19 +18,20 @@ from engramdax._core import ffi, lib
 from engramdax.errors import ParameterError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from engramdax.ngram import Hasher
     from engramdax.trace.tokens import Trace
 
 COUNTER_BYTES: Final = 4
+KEY_BYTES: Final = 8
 TOKENS_AT_ONCE: Final = 1 << 16
-ROWS_AT_ONCE: Final = 1 << 24
-HIGHEST_SINGLE_COUNT: Final = 1 << 20
+ROWS_AT_ONCE: Final = 1 << 22
+HIGHEST_SINGLE_COUNT: Final = 1 << 16
 """Counts from here on are told apart by sorting alone: so many rows as have them always fit."""
 
-SPARE_BYTES: Final = 400 << 20
-"""For everything but counters: the interpreter, a block of ids, candidates while they are sorted."""
+BASE_BYTES: Final = 192 << 20
+"""For the interpreter, a block of ids, and the pieces in which counters are looked through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,104 +50,63 @@ class HotRows:
         return float(self.counts[:rows].sum() / self.accesses) if self.accesses else 0.0
 
 
-def hot_rows(
-    hasher: Hasher,
-    layer: int,
-    trace: Trace,
-    *,
-    most: int,
-    memory: int,
-    progress: Callable[[int, int], None] | None = None,
-) -> HotRows:
+def hot_rows(hasher: Hasher, layer: int, trace: Trace, *, most: int, memory: int) -> HotRows:
     """Count the reads of one layer's rows and give the `most` rows that are read most.
 
-    layer: position in the layout. memory: bytes that the whole process may take; at least what one head needs,
-    else ParameterError. `progress` gets tokens done and all, over all passes.
+    layer: position in the layout. memory: bytes that the whole process may take while it counts. Raises
+    ParameterError where that is less than one head needs, or the trace is too long to be counted exactly.
     """
-    sizes = hasher.layout.head_sizes(layer)
-    groups = head_groups(sizes, memory - SPARE_BYTES)
-    ids: list[npt.NDArray[np.int64]] = []
-    counts: list[npt.NDArray[np.int64]] = []
-    accesses = 0
-    for number, (first, last) in enumerate(groups):
-        pass_progress = None
-        if progress:
-            before, whole = number * trace.tokens.size, len(groups) * trace.tokens.size
-            pass_progress = partial(_shifted, progress, before, whole)
-        counters, reads = _count(hasher, layer, trace, heads=(first, last), progress=pass_progress)
-        accesses += reads
-        rows, found = _highest(counters, most)
-        ids.append(rows + sum(sizes[:first]))
-        counts.append(found)
+    sizes, rows = hasher.layout.head_sizes(layer), hasher.layout.rows(layer)
+    row_bits = (rows - 1).bit_length()
+    # A token reads a row at most once, so no count is higher than the number of tokens.
+    most_tokens = (1 << min(64 - row_bits, 8 * COUNTER_BYTES)) - 1
+    if trace.tokens.size > most_tokens:
+        raise ParameterError(
+            f"a trace of {trace.tokens.size} tokens is too long to count exactly for a table of {rows} rows",
+            remedy=f"give at most {most_tokens} tokens",
+        )
+    listed = min(most, rows, hasher.layout.heads * trace.tokens.size)
+    spare = BASE_BYTES + trace.tokens.nbytes + KEY_BYTES * listed
+    groups = head_groups(sizes, memory, spare)
+    if len(groups) > 1:  # keys of earlier groups beside those of the next
+        groups = head_groups(sizes, memory, spare + KEY_BYTES * listed)
+    # The highest count and then the lowest row is the lowest key: (most_tokens - count) << row_bits | row.
+    keys = np.empty(0, np.uint64)
+    for first, last in groups:
+        counters = _count(hasher, layer, trace, heads=(first, last))
+        found = _highest(counters, most, first_row=sum(sizes[:first]), row_bits=row_bits, most_tokens=most_tokens)
         del counters
-    row_ids, all_counts = np.concatenate(ids), np.concatenate(counts)
-    order = np.lexsort((row_ids, -all_counts))[:most]
-    return HotRows(row_ids[order], all_counts[order], accesses)
+        keys = np.concatenate([keys, found]) if keys.size else found
+        del found
+        keys.sort()
+        if keys.size > most:
+            keys = keys[:most].copy()
+    row_ids = (keys & np.uint64((1 << row_bits) - 1)).view(np.int64)
+    keys >>= np.uint64(row_bits)
+    np.subtract(np.uint64(most_tokens), keys, out=keys)
+    return HotRows(row_ids, keys.view(np.int64), trace.reads(hasher.layout.heads))
 
 
-def head_groups(sizes: tuple[int, ...], memory: int) -> list[tuple[int, int]]:
-    """Divide heads into runs whose counters fit into `memory` bytes; give first and last + 1 of each."""
-    bounds, taken = [0], 0
+def head_groups(sizes: tuple[int, ...], memory: int, spare: int) -> list[tuple[int, int]]:
+    """Divide heads into runs whose counters fit into `memory` less `spare` bytes; give first and last + 1 of each."""
+    bounds, taken, left = [0], 0, memory - spare
     for head, rows in enumerate(sizes):
         needed = rows * COUNTER_BYTES
-        if needed > memory:
+        if needed > left:
             raise ParameterError(
-                f"the counters of one head of {rows} rows take {needed} bytes, {max(memory, 0)} are left for them",
-                remedy=f"give at least --memory {(needed + SPARE_BYTES) >> 20}M",
+                f"counting takes {spare >> 20} MiB and the counters of a head of {rows} rows {needed >> 20} MiB more, "
+                f"the memory for both is {memory >> 20} MiB",
+                remedy=f"give at least --memory {((max(sizes) * COUNTER_BYTES + spare) >> 20) + 1}M, or fewer --rows",
             )
-        if taken + needed > memory:
+        if taken + needed > left:
             bounds.append(head)
             taken = 0
         taken += needed
     return list(pairwise([*bounds, len(sizes)]))
 
 
-def served(hasher: Hasher, layer: int, trace: Trace, row_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Give the share of another trace's reads that a list of rows serves: [orders] of each order, and of all last."""
-    layout = hasher.layout
-    wanted = np.zeros(layout.rows(layer), np.bool_)
-    wanted[row_ids] = True
-    hits = np.zeros(layout.heads, np.int64)
-    reads = np.zeros(layout.heads, np.int64)
-    for block in _blocks(hasher, layer, trace):
-        real = block >= 0
-        hits += (wanted[np.where(real, block, 0)] & real).sum(axis=0)
-        reads += real.sum(axis=0)
-    orders = len(layout.orders)
-    by_order = [hits.reshape(orders, -1).sum(axis=1), reads.reshape(orders, -1).sum(axis=1)]
-    return np.append(by_order[0] / np.maximum(by_order[1], 1), hits.sum() / max(int(reads.sum()), 1))
-
-
-def _shifted(progress: Callable[[int, int], None], before: int, whole: int, done: int) -> None:
-    progress(before + done, whole)
-
-
-def _count(
-    hasher: Hasher, layer: int, trace: Trace, *, heads: tuple[int, int], progress: Callable[[int], None] | None
-) -> tuple[npt.NDArray[np.uint32], int]:
-    first, last = heads
-    sizes = hasher.layout.head_sizes(layer)
-    first_row = sum(sizes[:first])
-    counters = np.zeros(sum(sizes[first:last]), np.uint32)
-    done = reads = 0
-    for block in _blocks(hasher, layer, trace):
-        lib.ed_count(
-            ffi.cast("int64_t *", block.ctypes.data + first * block.itemsize),
-            block.shape[0],
-            block.shape[1],
-            last - first,
-            first_row,
-            ffi.cast("uint32_t *", counters.ctypes.data),
-        )
-        done += block.shape[0]
-        reads += int((block[:, first:last] >= 0).sum())
-        if progress:
-            progress(done)
-    return counters, reads
-
-
-def _blocks(hasher: Hasher, layer: int, trace: Trace) -> Iterator[npt.NDArray[np.int64]]:
-    """Give the layer's row ids of the trace, int64 [tokens, heads] at a time.
+def blocks(hasher: Hasher, layer: int, trace: Trace) -> Iterator[npt.NDArray[np.int64]]:
+    """Give the layer's row ids of a trace, int64 [tokens, heads] at a time.
 
     A block begins in mid-sequence with the history that the sequence has there.
     """
@@ -163,27 +122,49 @@ def _blocks(hasher: Hasher, layer: int, trace: Trace) -> Iterator[npt.NDArray[np
         yield hasher.layer_ids(tokens[begin:end], layer, starts=starts - begin, history=history)
 
 
-def _highest(counters: npt.NDArray[np.uint32], most: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Give the rows with the highest counts above zero, `most` of them, and the counts; in no order."""
+def _count(hasher: Hasher, layer: int, trace: Trace, *, heads: tuple[int, int]) -> npt.NDArray[np.uint32]:
+    first, last = heads
+    sizes = hasher.layout.head_sizes(layer)
+    counters = np.zeros(sum(sizes[first:last]), np.uint32)
+    for block in blocks(hasher, layer, trace):
+        lib.ed_count(
+            ffi.cast("int64_t *", block.ctypes.data + first * block.itemsize),
+            block.shape[0],
+            block.shape[1],
+            last - first,
+            sum(sizes[:first]),
+            ffi.cast("uint32_t *", counters.ctypes.data),
+        )
+    return counters
+
+
+def _highest(
+    counters: npt.NDArray[np.uint32], most: int, *, first_row: int, row_bits: int, most_tokens: int
+) -> npt.NDArray[np.uint64]:
+    """Give the keys, in no order, of the `most` rows with the highest counts above zero, of few more where many tie."""
     histogram = np.zeros(HIGHEST_SINGLE_COUNT + 2, np.int64)  # the last stays 0: so high is no count here
     for at in range(0, counters.size, ROWS_AT_ONCE):
         piece = np.minimum(counters[at : at + ROWS_AT_ONCE], HIGHEST_SINGLE_COUNT)
         histogram += np.bincount(piece, minlength=histogram.size)
     histogram[0] = 0
     above = histogram[::-1].cumsum()[::-1]  # rows with at least so many
-    fitting = np.flatnonzero(above <= most)
-    threshold = int(fitting[0])
-    left = most - int(above[threshold])  # rows of the next lower count that still fit
-    if threshold > HIGHEST_SINGLE_COUNT:
-        threshold, left = HIGHEST_SINGLE_COUNT, 0  # more than fit, and few; the caller sorts and cuts
-    rows: list[npt.NDArray[Any]] = []
+    # What fits for certain has at least `threshold`; of those with one less, `ties` fit still.
+    threshold = min(int(np.flatnonzero(above <= most)[0]), HIGHEST_SINGLE_COUNT)
+    threshold = max(threshold, 1)
+    # None do where more than fit is taken, which is a few; the caller sorts and cuts.
+    ties = max(min(most - int(above[threshold]), int(histogram[threshold - 1])), 0)
+    keys = np.empty(int(above[threshold]) + ties, np.uint64)
+    filled = 0
     for at in range(0, counters.size, ROWS_AT_ONCE):
         piece = counters[at : at + ROWS_AT_ONCE]
-        found = np.flatnonzero(piece >= threshold) if threshold else np.flatnonzero(piece)
-        rows.append(found + at)
-        if threshold > 1 and left:
-            ties = np.flatnonzero(piece == threshold - 1)[:left]
-            left -= ties.size
-            rows.append(ties + at)
-    chosen = np.concatenate(rows).astype(np.int64) if rows else np.empty(0, np.int64)
-    return chosen, counters[chosen].astype(np.int64)
+        parts = [np.flatnonzero(piece >= threshold)]
+        if ties:
+            parts.append(np.flatnonzero(piece == threshold - 1)[:ties])
+            ties -= parts[1].size
+        for rows in parts:
+            part = keys[filled : filled + rows.size]
+            np.subtract(np.uint64(most_tokens), piece[rows], out=part)
+            part <<= np.uint64(row_bits)
+            part |= (rows + (at + first_row)).view(np.uint64)
+            filled += rows.size
+    return keys

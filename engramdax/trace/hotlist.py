@@ -8,7 +8,7 @@ An .npz archive: `row_ids` and `counts` (both by falling count), `accesses` (rea
 from __future__ import annotations
 
 import os
-import zipfile
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engramdax.errors import BackingError, SourceError
+from engramdax.trace.archive import UNREADABLE
 from engramdax.trace.counts import HotRows
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from engramdax.format.directory import TableEntry
 
+FIELDS: Final = ("row_ids", "counts", "accesses", "rows", "heads")
 POINTS: Final = 24
 """How many points of the curve of shares are published with a list."""
 
@@ -45,16 +47,17 @@ class HotList:
         """Raise SourceError unless this is a list of the table."""
         heads = np.array(entry.heads or (), np.int64)
         if self.rows != entry.rows or (heads.size and not np.array_equal(heads, self.heads)):
+            divided = "as many" if heads.size == self.heads.size else str(heads.size or "unknown")
             raise SourceError(
                 f"{path} lists rows of a table of {self.rows} rows in {self.heads.size} heads, "
-                f"{entry.name} has {entry.rows} in {heads.size}",
+                f"{entry.name} has {entry.rows} in {divided} heads{' of other sizes' if heads.size else ''}",
                 remedy="make a list with `engramdax trace` for this table's model and layer",
             )
 
 
 def write_hot_list(path: Path, hot_list: HotList) -> None:
     """Write a list beside `path` and rename it there."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.parent / f".{path.name}.{os.getpid()}"
     try:
         with temporary.open("xb") as file:
             np.savez(
@@ -67,29 +70,36 @@ def write_hot_list(path: Path, hot_list: HotList) -> None:
             )
         temporary.replace(path)
     except OSError as e:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # of a path that leads through a file, say
+            temporary.unlink(missing_ok=True)
         raise BackingError(f"cannot write {path}: {e.strerror}", remedy="give another --out") from None
 
 
 def read_hot_list(path: Path) -> HotList:
     """Read and check a list; SourceError for what is none."""
+    again = "make one with `engramdax trace`"
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            values = {name: archive[name] for name in ("row_ids", "counts", "accesses", "rows", "heads")}
+        # numpy leaves a file open that it opened and found to be no archive.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            if missing := [name for name in FIELDS if name not in archive]:
+                raise SourceError(f"{path} is no hot list: it lacks {', '.join(missing)}", remedy=again)
+            ids, counts, accesses, rows, heads = (archive[name] for name in FIELDS)
     except FileNotFoundError:
         raise SourceError(f"{path} does not exist", remedy="`engramdax trace` makes a hot list") from None
-    except KeyError as e:
-        raise SourceError(f"{path} is no hot list: it lacks {e}", remedy="make one with `engramdax trace`") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as e:
-        raise SourceError(
-            f"{path} is no hot list, or is cut off: {e}", remedy="make one with `engramdax trace`"
-        ) from None
-    ids, counts, rows = values["row_ids"], values["counts"], int(values["rows"])
-    vectors = ids.ndim == counts.ndim == 1 and ids.dtype == counts.dtype == np.dtype(np.int64)
-    if not vectors or ids.size != counts.size or ids.size == 0:
-        raise SourceError(f"{path} holds no list of rows", remedy="make one with `engramdax trace`")
+    except UNREADABLE as e:
+        raise SourceError(f"{path} is no hot list, or is cut off: {e}", remedy=again) from None
+    vectors = ids.ndim == counts.ndim == heads.ndim == 1 and ids.size == counts.size > 0
+    if (
+        not vectors
+        or accesses.ndim
+        or rows.ndim
+        or any(a.dtype != np.int64 for a in (ids, counts, accesses, rows, heads))
+    ):
+        raise SourceError(f"{path} holds no list of rows", remedy=again)
     if int(ids.min()) < 0 or int(ids.max()) >= rows or np.unique(ids).size != ids.size:
         raise SourceError(f"{path} lists rows twice or outside 0 to {rows - 1}", remedy="make it anew")
-    if (np.diff(counts) > 0).any():
+    if (np.diff(counts) > 0).any() or counts[-1] < 1:
         raise SourceError(f"{path} is not in falling order of its counts", remedy="make it anew")
-    return HotList(HotRows(ids, counts, int(values["accesses"])), rows, values["heads"].astype(np.int64))
+    if counts.sum() > accesses or heads.sum() != rows:
+        raise SourceError(f"{path} counts more reads, or other rows, than it says in all", remedy="make it anew")
+    return HotList(HotRows(ids, counts, int(accesses)), int(rows), heads)
