@@ -41,10 +41,20 @@ struct run {
 
 static _Thread_local struct ed_failure failure;
 
+static uint64_t heads_of(const struct ed_hasher *hasher)
+{
+    return (uint64_t)hasher->order_count * hasher->heads_per_order;
+}
+
 static uint64_t rows_per_chunk(const struct run *run, const struct ed_request *q)
 {
-    const uint64_t rows = CHUNK_BYTES / q->table->row_bytes;
-    return (rows < 4 ? 4 : rows) * run->chunk_scale;
+    uint64_t rows = CHUNK_BYTES / q->table->row_bytes;
+    rows = rows < 4 ? 4 : rows;
+    if (q->tokens) { // whole tokens
+        const uint64_t heads = heads_of(q->tokens->hasher);
+        rows = (rows + heads - 1) / heads * heads;
+    }
+    return rows * run->chunk_scale;
 }
 
 static uint64_t chunks_of(const struct run *run, const struct ed_request *q)
@@ -108,7 +118,7 @@ static bool copy_guarded(const struct run *run, const struct ed_range *range, in
 #endif
 
 // The slow way, a row at a time, so that exactly those that cannot be read are missing.
-static int64_t copy_rows(struct run *run, uint64_t request, const struct ed_range *range)
+static int64_t copy_rows(struct run *run, uint64_t request, const struct ed_range *range, uint64_t shift)
 {
     const uint64_t row_bytes = range->table->row_bytes, before = positions_before(run, request);
     for (uint64_t i = range->begin; i < range->end; i++) {
@@ -119,7 +129,7 @@ static int64_t copy_rows(struct run *run, uint64_t request, const struct ed_rang
         int64_t bad = ED_ALL_VALID;
         if (!copy_guarded(run, &row, &bad)) {
             memset(row.out, 0, row_bytes);
-            note_unreadable(run, before + i);
+            note_unreadable(run, before + shift + i);
         } else if (bad != ED_ALL_VALID) {
             return bad;
         }
@@ -127,13 +137,46 @@ static int64_t copy_rows(struct run *run, uint64_t request, const struct ed_rang
     return ED_ALL_VALID;
 }
 
-static void copy_range(struct run *run, uint64_t request, const struct ed_range *range)
+// `shift` is the request's position of the range's position 0.
+static void copy_range(struct run *run, uint64_t request, const struct ed_range *range, uint64_t shift)
 {
     int64_t bad = ED_ALL_VALID;
     if (!copy_guarded(run, range, &bad))
-        bad = copy_rows(run, request, range);
+        bad = copy_rows(run, request, range, shift);
     if (bad != ED_ALL_VALID)
-        note_bad(run, request, (uint64_t)bad);
+        note_bad(run, request, shift + (uint64_t)bad);
+}
+
+// Hash and gather positions [begin, end), whole tokens, some at a time so that their ids stay in the cache.
+static void copy_tokens(struct run *run, uint64_t request, uint64_t begin, uint64_t end, uint8_t *out)
+{
+    const struct ed_request *q = &run->requests[request];
+    const struct ed_token_source *t = q->tokens;
+    const uint64_t heads = heads_of(t->hasher), row_bytes = q->table->row_bytes;
+    int64_t ids[ED_IDS_AT_ONCE];
+    const uint64_t step = ED_IDS_AT_ONCE / heads * heads;
+    for (uint64_t at = begin; at < end; at += step) {
+        const uint64_t count = at + step < end ? step : end - at;
+        const int64_t bad = ed_hash_range(t->hasher, t->batch, t->layer, t->layer + 1, at / heads,
+                                          (at + count) / heads, ids, 1);
+        if (bad != -1) {
+            note_bad(run, request, (uint64_t)bad);
+            return;
+        }
+        const struct ed_range range = {q->table, ids, ED_IDS_64, 0, count, out + (at - begin) * row_bytes};
+        copy_range(run, request, &range, at);
+    }
+}
+
+static void copy_positions(struct run *run, uint64_t request, uint64_t begin, uint64_t end, uint8_t *out)
+{
+    const struct ed_request *q = &run->requests[request];
+    if (q->tokens) {
+        copy_tokens(run, request, begin, end, out);
+        return;
+    }
+    const struct ed_range range = {q->table, q->ids, q->flags, begin, end, out};
+    copy_range(run, request, &range, 0);
 }
 
 static void do_chunk(void *context, uint64_t chunk)
@@ -151,15 +194,13 @@ static void do_chunk(void *context, uint64_t chunk)
     const uint64_t rows = rows_per_chunk(run, q), row_bytes = q->table->row_bytes;
     const uint64_t begin = (chunk - run->first_chunk[low]) * rows;
     const uint64_t end = begin + rows < q->count ? begin + rows : q->count;
-    struct ed_range range = {q->table, q->ids, q->flags, begin, end, q->out + begin * row_bytes};
     if (!run->stream || rows * row_bytes > 2 * CHUNK_BYTES) {
-        copy_range(run, low, &range);
+        copy_positions(run, low, begin, end, q->out + begin * row_bytes);
         return;
     }
     // Rows begin anywhere in a line, but lines leave whole: they are put together in the first-level cache.
     uint8_t lines[2 * CHUNK_BYTES] __attribute__((aligned(64)));
-    range.out = lines;
-    copy_range(run, low, &range);
+    copy_positions(run, low, begin, end, lines);
     ed_stream(q->out + begin * row_bytes, lines, (end - begin) * row_bytes);
     ed_fence(); // before the chunk counts as done
 }
@@ -204,7 +245,7 @@ static int conclude(struct run *run)
         free(atomic_load(&run->unreadable));
         failure.request = bad >> 48;
         failure.position = bad & ((1ull << 48) - 1);
-        return ED_BAD_ID;
+        return run->requests[failure.request].tokens ? ED_BAD_TOKEN : ED_BAD_ID;
     }
     failure.unreadable = atomic_load(&run->unreadable);
     return ED_UNREADABLE;
@@ -234,7 +275,7 @@ static int gather_inline(const struct ed_request *q)
     // A fetch cannot fault, so the first rows are under way while the system call is made.
     ed_fetch_rows(&range, FETCHED_EARLY);
     ed_guard_prepare();
-    copy_range(&run, 0, &range);
+    copy_range(&run, 0, &range, 0);
     return conclude(&run);
 }
 
@@ -242,7 +283,8 @@ int ed_gather(const struct ed_request *requests, uint64_t count, int threads, in
 {
     if (count == 0)
         return ED_DONE;
-    if (count == 1 && engine == ED_TEAM && requests->count * requests->table->row_bytes <= INLINE_BYTES)
+    if (count == 1 && engine == ED_TEAM && !requests->tokens &&
+        requests->count * requests->table->row_bytes <= INLINE_BYTES)
         return gather_inline(requests);
     uint64_t *first_chunk = NULL;
     if (count > 1 && !(first_chunk = malloc((count + 1) * sizeof *first_chunk))) {
@@ -279,7 +321,7 @@ int ed_gather_one(const struct ed_table *table, const void *ids, uint64_t count,
     const uint64_t id_bytes = count * (flags & ED_IDS_64 ? 8 : 4);
     if ((const uint8_t *)ids < out + count * table->row_bytes && out < (const uint8_t *)ids + id_bytes)
         return ED_OVERLAP;
-    const struct ed_request request = {table, ids, count, out, flags, threads};
+    const struct ed_request request = {.table = table, .ids = ids, .count = count, .out = out, .flags = flags, .threads = threads};
     return ed_gather(&request, 1, threads, engine);
 }
 
@@ -360,7 +402,7 @@ int ed_gather_calibrate(const struct ed_table *table, uint64_t samples, double *
             for (uint64_t i = 0; i < samples; i++)
                 ids[i] = (int64_t)(random_next(&state) % table->rows);
             tuned.rows_ahead = distances[d];
-            const struct ed_request request = {&tuned, ids, samples, out, ED_IDS_64, 1};
+            const struct ed_request request = {.table = &tuned, .ids = ids, .count = samples, .out = out, .flags = ED_IDS_64};
             struct timespec begin, end;
             clock_gettime(CLOCK_MONOTONIC, &begin);
             const int outcome = ed_gather(&request, 1, 1, ED_TEAM);

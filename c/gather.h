@@ -9,12 +9,24 @@
 
 #include <stdint.h>
 
+#include "hash.h"
 #include "kernel.h"
 #include "team.h"
 
+// A token with more heads than this cannot be hashed and gathered in one go.
+enum { ED_IDS_AT_ONCE = 4096 };
+
+// Tokens in place of ids: position i of the request is head i % heads of token i / heads.
+struct ed_token_source {
+    const struct ed_hasher *hasher;
+    const struct ed_token_batch *batch; // its history was checked by ed_check_history()
+    uint32_t layer;
+};
+
 struct ed_request {
     const struct ed_table *table;
-    const void *ids;
+    const void *ids;                      // or NULL, and
+    const struct ed_token_source *tokens; // ids are hashed, a chunk at a time, by whoever gathers them
     uint64_t count;
     uint8_t *out; // [count * row_bytes]
     int flags;
@@ -25,7 +37,8 @@ enum ed_outcome {
     ED_DONE = 0,
     ED_BAD_ID = 1,
     ED_UNREADABLE = 2,
-    ED_OVERLAP = 3, // of ids and out; nothing was done
+    ED_OVERLAP = 3,   // of ids and out; nothing was done
+    ED_BAD_TOKEN = 4, // position is the token's
 };
 
 // What went wrong in a call that did not end in ED_DONE.
@@ -44,8 +57,8 @@ enum ed_engine {
     ED_OPENMP = 1, // the paper's routine: OpenMP threads, memcpy per row, equal parts; not guarded
 };
 
-// Do `requests[0 .. count)`, up to ED_MAX_REQUESTS, together with at most `threads` threads (0: as many as the work is worth). Gives
-// an ed_outcome; for all but ED_DONE ed_failure() of the same thread has more. May be called from several
+// Do `requests[0 .. count)`, up to ED_MAX_REQUESTS, together with at most `threads` threads (0: as many as the
+// work is worth). Gives an ed_outcome; for all but ED_DONE ed_failure() of the same thread has more. May be called from several
 // threads at once.
 int ed_gather(const struct ed_request *requests, uint64_t count, int threads, int engine);
 

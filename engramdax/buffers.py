@@ -41,9 +41,9 @@ def id_array(ids: Any) -> npt.NDArray[Any]:
     return array if array.dtype is _IDS[array.itemsize] else array.view(_IDS[array.itemsize])
 
 
-def out_array(out: Any, ids: npt.NDArray[Any], row_bytes: int) -> npt.NDArray[np.uint8]:
-    """Give `out` as flat writable bytes, as many as the rows of `ids` take; ParameterError for anything else."""
-    needed = ids.size * row_bytes
+def out_bytes(out: Any, rows: int, row_bytes: int) -> npt.NDArray[np.uint8]:
+    """Give `out` as flat writable bytes, as many as so many rows take; ParameterError for anything else."""
+    needed = rows * row_bytes
     if isinstance(out, np.ndarray) or hasattr(out, "__array_interface__"):
         array = np.asarray(out)
     else:
@@ -60,6 +60,6 @@ def out_array(out: Any, ids: npt.NDArray[Any], row_bytes: int) -> npt.NDArray[np
     if not array.flags.writeable:
         raise ParameterError("out is read-only", remedy="give a writable buffer")
     if array.nbytes != needed:
-        raise ParameterError(f"out has {array.nbytes} bytes, {ids.size} rows of {row_bytes} bytes need {needed}")
+        raise ParameterError(f"out has {array.nbytes} bytes, {rows} rows of {row_bytes} bytes need {needed}")
     flat: npt.NDArray[np.uint8] = array.reshape(-1).view(np.uint8)
     return flat

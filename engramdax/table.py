@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from engramdax import buffers
 from engramdax._core import ffi, lib
 from engramdax.checksums import BadBlock, verify_blocks
-from engramdax.errors import ParameterError, RowIdError
+from engramdax.errors import DamagedTableError, ParameterError, RowIdError
 from engramdax.gathering import Gatherer, Prefetch, engine_number, failure_of, thread_count
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from engramdax.buffers import ArrayInterface
     from engramdax.format.directory import TableEntry
     from engramdax.format.layout import RowLayout
+    from engramdax.ngram import Hasher
     from engramdax.pool.attachment import Attachment
 
 NATIVE_DTYPES: Final = frozenset(
@@ -100,6 +102,31 @@ class Table:
         return self._entry.heads
 
     @property
+    def addressing(self) -> dict[str, Any] | None:
+        """How row ids come from token ids, as `engramdax.ngram.Layout.of_table` reads it; None if unknown."""
+        return self._entry.addressing
+
+    @property
+    def hot(self) -> npt.NDArray[np.int64] | None:
+        """Ids of the rows that are read most, int64 [n] by falling frequency, a copy; None without a hot list.
+
+        Raises DamagedTableError where the list is not what was published.
+        """
+        hot = self._entry.hot
+        if hot is None:
+            return None
+        self._attachment.media.invalidate(*hot.extent)
+        data = self._attachment.media.load(hot.extent.offset, hot.bytes)
+        if crc32c(data) != hot.crc:
+            raise DamagedTableError(f"the hot list of table {self.name} is damaged", remedy="set it again")
+        return np.frombuffer(data, f"<u{hot.id_bytes}").astype(np.int64)
+
+    @property
+    def hot_served(self) -> tuple[tuple[int, float], ...]:
+        """Points (rows, share of reads) of the hot list: what its first so many rows served of the trace."""
+        return self._entry.hot.served if self._entry.hot else ()
+
+    @property
     def source(self) -> dict[str, Any]:
         """What the table was loaded from."""
         return self._entry.source
@@ -156,7 +183,7 @@ class Table:
         elif type(out) is np.ndarray and out.dtype is self._dtype and out.shape == shape:
             result = out
         else:
-            result = buffers.out_array(out, id_array, self.row_bytes).view(self._dtype).reshape(shape)
+            result = buffers.out_bytes(out, id_array.size, self.row_bytes).view(self._dtype).reshape(shape)
         flags = _IDS_64 if id_array.dtype is _INT64 else 0
         if per_head or invalid != "raise":
             flags = self._flags(id_array, per_head=per_head, invalid=invalid)
@@ -164,7 +191,7 @@ class Table:
             id_pointer, out_pointer = _from_buffer(id_array), _from_buffer(_BYTES, result, True)
         except (ValueError, BufferError):
             # Says which of the two is not contiguous, or not writable.
-            buffers.out_array(result, buffers.id_array(id_array), self.row_bytes)
+            buffers.out_bytes(result, buffers.id_array(id_array).size, self.row_bytes)
             raise
         outcome = _gather_one(
             self._core,
@@ -177,6 +204,60 @@ class Table:
         )
         if outcome:
             raise failure_of(outcome, [(self, id_array, flags)])
+        return result
+
+    def gather_tokens(
+        self,
+        hasher: Hasher,
+        token_ids: npt.ArrayLike,
+        blocked: npt.ArrayLike | None = None,
+        *,
+        starts: npt.ArrayLike | None = None,
+        history: npt.ArrayLike | None = None,
+        out: Any = None,
+        threads: int | None = None,
+    ) -> npt.NDArray[Any]:
+        """Hash tokens and gather their rows in one go: each worker hashes some tokens and fetches their rows.
+
+        hasher: of the table's model; its layer is found by the heads. token_ids, blocked, starts, history: as
+        for a call of the hasher. out, threads: as for `gather`. Gives [T, heads, row_bytes / itemsize];
+        padding tokens get rows of zeros. Raises ParameterError for a table of another model, PoisonedRowsError
+        as `gather`.
+        """
+        layer = hasher.layout.layer_of(self)
+        batch, keep = hasher.batch(token_ids, blocked, starts, history)
+        if (sequence := lib.ed_check_history(hasher.core, batch)) >= 0:
+            raise hasher.bad_token(-2 - sequence, keep)
+        heads = hasher.layout.heads
+        if heads > lib.ED_IDS_AT_ONCE:
+            ids = hasher.layer_ids(keep["tokens"], layer, blocked=blocked, starts=starts, history=history)
+            return self.gather(ids, out, threads=threads)
+        shape = (int(batch.count), heads, self._items)
+        if out is None:
+            result = np.empty(shape, self._dtype)
+        else:
+            flat = buffers.out_bytes(out, shape[0] * heads, self.row_bytes)
+            if any(np.may_share_memory(flat, array) for array in keep.values()):
+                raise ParameterError("out overlaps the tokens", remedy="give separate buffers")
+            result = flat.view(self._dtype).reshape(shape)
+        source: Any = ffi.new("struct ed_token_source *", {"hasher": hasher.core, "batch": batch, "layer": layer})
+        request: Any = ffi.new(
+            "struct ed_request *",
+            {
+                "table": self._core,
+                "tokens": source,
+                "count": shape[0] * heads,
+                "out": ffi.cast("uint8_t *", result.ctypes.data),
+            },
+        )
+        outcome = lib.ed_gather(request, 1, 0 if threads is None else thread_count(threads), lib.ED_TEAM)
+        if outcome == lib.ED_BAD_TOKEN:
+            failure: Any = lib.ed_failure()
+            raise hasher.bad_token(int(failure.position), keep)
+        if outcome:
+            # The ids are wanted for the report alone.
+            ids = hasher.layer_ids(keep["tokens"], layer, blocked=blocked, starts=starts, history=history)
+            raise failure_of(outcome, [(self, ids, _IDS_64)])
         return result
 
     def gatherer(
@@ -290,7 +371,7 @@ class Table:
         shape = (*id_array.shape, self._items)
         if out is None:
             out = np.empty(shape, self._dtype)
-        result = buffers.out_array(out, id_array, self.row_bytes).view(self._dtype).reshape(shape)
+        result = buffers.out_bytes(out, id_array.size, self.row_bytes).view(self._dtype).reshape(shape)
         if np.may_share_memory(result, id_array):
             raise ParameterError("out overlaps ids", remedy="give two separate buffers")
         return id_array, result, self._flags(id_array, per_head=per_head, invalid=invalid)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`bench`: how fast gathers are on this machine, beside other people's and beside what the machine can do."""
+"""How fast gathers are on this machine, beside other people's and beside what the machine can do."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from engramdax.bench.ids import KINDS, Trace
 from engramdax.bench.scratch import PAGE_BYTES, default_bytes
 from engramdax.commands.output import JsonOption, print_grid, print_json, print_line, size_text
 from engramdax.errors import ParameterError
+
+GROUP: Final = "bench"
 
 ROW_BYTES: Final = (64, 264, 320, 640, 5120)
 ROWS: Final = (1, 16, 64, 384, 1536, 4096, 24_576, 196_608)
@@ -156,4 +158,4 @@ def _known(option: str, values: list[str] | None, known: tuple[str, ...]) -> tup
     return tuple(dict.fromkeys(values or ()))
 
 
-COMMANDS = (cpu,)
+COMMANDS: Final = {"cpu": cpu}

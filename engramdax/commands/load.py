@@ -83,36 +83,45 @@ def engram_loads(sources: Sequence[TableSource], paths: Sequence[Path], name: st
     """Name the tables of a checkpoint's layers, and take the rows of their heads from its config.json."""
     first = paths[0]
     prefix = table_name((first if first.is_dir() else first.parent).resolve().name) if name is None else name
-    heads = _heads(first if first.is_dir() else first.parent)
+    directory = first if first.is_dir() else first.parent
+    config = _config(directory)
+    layout = None if config is None else _layout(config, directory)
     loads = []
     for source in sources:
-        rows = heads.get(int(source.name.rpartition(".")[2]))
-        if rows is not None and sum(rows) != source.rows:
-            raise SourceError(
-                f"{source.name} of {first} has {source.rows} rows, its config.json means {sum(rows)}",
-                remedy="the config belongs to another model, or the checkpoint is incomplete",
-            )
-        loads.append(Load(source, f"{prefix}/{source.name}", rows))
+        layer_id = int(source.name.rpartition(".")[2])
+        heads, addressing = None, None
+        if layout is not None and layer_id in layout.layer_ids:
+            layer = layout.layer_ids.index(layer_id)
+            if layout.rows(layer) != source.rows:
+                raise SourceError(
+                    f"{source.name} of {first} has {source.rows} rows, its config.json means {layout.rows(layer)}",
+                    remedy="the config belongs to another model, or the checkpoint is incomplete",
+                )
+            # Without the tokenizer's map the layout's pad is the raw one.
+            heads = layout.head_sizes(layer)
+            addressing = {**layout.addressing(layer), "pad_token_id": layout.pad_id}
+        loads.append(Load(source, f"{prefix}/{source.name}", heads, addressing))
     return loads
 
 
-def _heads(directory: Path) -> dict[int, tuple[int, ...]]:
-    """Give the rows of each head by layer, as far as the checkpoint's config.json tells them."""
+def _config(directory: Path) -> dict[str, Any] | None:
+    """Read the checkpoint's config.json; None where there is none, or none of a model with Engram tables."""
     path = directory / "config.json"
     try:
         config: Any = json.loads(path.read_text())
     except FileNotFoundError:
-        return {}
+        return None
     except (OSError, ValueError) as e:
         raise SourceError(f"{path} cannot be read: {e}", remedy="correct or remove it") from None
     text = config.get("text_config", config) if isinstance(config, dict) else {}
-    if not isinstance(text, dict) or "engram_layer_ids" not in text:
-        return {}
+    return config if isinstance(text, dict) and "engram_layer_ids" in text else None
+
+
+def _layout(config: dict[str, Any], directory: Path) -> Layout:
     try:
-        layout = Layout.from_config(config, token_map=None)
+        return Layout.from_config(config, token_map=None)
     except ParameterError as e:
-        raise SourceError(f"{path}: {e.problem}", remedy=e.remedy) from None
-    return {layer: tuple(int(n) for n in layout.head_sizes(index)) for index, layer in enumerate(layout.layer_ids)}
+        raise SourceError(f"{directory / 'config.json'}: {e.problem}", remedy=e.remedy) from None
 
 
 COMMANDS = (load, rm)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from engramdax.commands import bench, demo, gather, load, provision, show
+from engramdax.commands import bench, demo, gather, hot, load, provision, show, trace
 from engramdax.errors import EngramdaxError
 from engramdax.version import __version__
 
@@ -50,14 +50,14 @@ def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
     return run_command
 
 
-for group in (provision, load, show, gather, demo):
-    for command in group.COMMANDS:
+for module in (provision, load, show, gather, trace, demo):
+    for command in module.COMMANDS:
         app.command()(_interruptible(command))
-
-benches = typer.Typer(help="Measure gathers on this machine.", rich_markup_mode=None)
-for command in bench.COMMANDS:
-    benches.command()(_interruptible(command))
-app.add_typer(benches, name="bench")
+for group in (hot, bench):
+    below = typer.Typer(name=group.GROUP, help=group.__doc__, rich_markup_mode=None)
+    for name, command in group.COMMANDS.items():
+        below.command(name)(_interruptible(command))
+    app.add_typer(below)
 
 
 def _print_version(asked: bool) -> None:

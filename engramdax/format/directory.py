@@ -38,12 +38,57 @@ PUBLISHED: Final = "published"
 
 
 @dataclass(frozen=True, slots=True)
+class HotList:
+    """Which rows of a table are read most: `rows` ids of `id_bytes` (4 or 8) each, by falling frequency.
+
+    `crc` is the crc32c of the ids. `served` are points (rows, share of the trace's reads that the first so
+    many rows serve), in ascending order.
+    """
+
+    extent: Extent
+    rows: int
+    id_bytes: int
+    crc: int
+    served: tuple[tuple[int, float], ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the extent that hold ids."""
+        return self.rows * self.id_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the form that the payload holds."""
+        return {
+            "extent": list(self.extent),
+            "rows": self.rows,
+            "id_bytes": self.id_bytes,
+            "crc": self.crc,
+            "served": [list(point) for point in self.served],
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> HotList:
+        """Read what `to_json` gave; FormatError for what no list could be."""
+        hot = cls(
+            _extent(value["extent"]),
+            _count(value["rows"]),
+            _count(value["id_bytes"]),
+            _count(value["crc"]),
+            tuple((_count(rows), float(share)) for rows, share in value["served"]),
+        )
+        if hot.id_bytes not in (4, 8) or hot.extent.length < hot.bytes:
+            raise FormatError(f"the directory holds an impossible hot list: {hot}")
+        return hot
+
+
+@dataclass(frozen=True, slots=True)
 class TableEntry:
     """What the directory says of one table.
 
     `load` is random for each load, so that no cache of an earlier table in the same place is believed.
     `checksums` holds one crc32c per block of the extent (the last block may be shorter), little-endian,
-    and `checksums_crc` is the crc32c of them all. `heads` are the rows of each head, in order, or None.
+    and `checksums_crc` is the crc32c of them all. `heads` are the rows of each head, in order, or None;
+    `addressing` says with them how row ids come from token ids (engramdax.ngram.Layout.addressing).
     """
 
     name: str
@@ -56,7 +101,8 @@ class TableEntry:
     checksums_crc: int
     heads: tuple[int, ...] | None
     source: dict[str, Any]
-    hot: Extent | None = None
+    hot: HotList | None = None
+    addressing: dict[str, Any] | None = None
 
     @property
     def bytes(self) -> int:
@@ -65,7 +111,7 @@ class TableEntry:
 
     def extents(self) -> list[Extent]:
         """All space that this table takes."""
-        return [self.extent, self.checksums, *([self.hot] if self.hot else [])]
+        return [self.extent, self.checksums, *([self.hot.extent] if self.hot else [])]
 
     def to_json(self) -> dict[str, Any]:
         """Give the form that the payload holds."""
@@ -80,7 +126,8 @@ class TableEntry:
             "checksums_crc": self.checksums_crc,
             "heads": list(self.heads) if self.heads else None,
             "source": self.source,
-            "hot": list(self.hot) if self.hot else None,
+            "hot": self.hot.to_json() if self.hot else None,
+            "addressing": self.addressing,
         }
 
     @classmethod
@@ -98,7 +145,8 @@ class TableEntry:
             checksums_crc=_count(value["checksums_crc"]),
             heads=None if heads is None else tuple(_count(n) for n in heads),
             source=dict(value["source"]),
-            hot=None if value["hot"] is None else _extent(value["hot"]),
+            hot=None if value["hot"] is None else HotList.from_json(value["hot"]),
+            addressing=None if value["addressing"] is None else dict(value["addressing"]),
         )
         if entry.state not in (LOADING, PUBLISHED):
             raise FormatError(f"table {entry.name!r} is in an unknown state {entry.state!r}")

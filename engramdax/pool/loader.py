@@ -8,18 +8,16 @@ buffer per worker whatever the size of the table.
 
 from __future__ import annotations
 
-import os
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import numpy as np
 from crc32c import crc32c
 
-from engramdax.backing import Kind
 from engramdax.checksums import block_crc, workers
-from engramdax.errors import BackingError, EngramdaxError, ParameterError, TableExistsError
+from engramdax.errors import EngramdaxError, ParameterError, TableExistsError
 from engramdax.format.directory import (
     CHECKSUM_BYTES,
     LOADING,
@@ -28,7 +26,7 @@ from engramdax.format.directory import (
     publish_state,
 )
 from engramdax.format.geometry import LINE
-from engramdax.pool.space import allocate
+from engramdax.pool.space import allocate, reserve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,11 +45,12 @@ MAX_WORKERS: Final = 32
 
 @dataclass(frozen=True)
 class Load:
-    """One table to load: where it comes from, what it is to be called, the rows of its heads if known."""
+    """One table to load: where it comes from, what it is to be called, and how it is addressed, if known."""
 
     source: TableSource
     name: str
     heads: tuple[int, ...] | None = None
+    addressing: dict[str, Any] | None = None
 
 
 @dataclass
@@ -86,9 +85,9 @@ def load_tables(writer: Writer, loads: Sequence[Load], *, progress: Progress | N
     works = _plan(writer, loads)
     seen = False
     try:
-        _reserve(writer, writer.superblock.geometry.metadata())
+        reserve(writer.backing, writer.fd, writer.superblock.geometry.metadata())
         for work in works:
-            _reserve(writer, work.entry.extents())
+            reserve(writer.backing, writer.fd, work.entry.extents())
             _clear(writer, work.entry.checksums)
         writer.media.fence()
         writer.publish(tables=(*writer.directory.tables, *(w.entry for w in works)))
@@ -129,25 +128,13 @@ def _plan(writer: Writer, loads: Sequence[Load]) -> list[_Work]:
                 checksums=extents[2 * i + 1],
                 checksums_crc=0,
                 heads=load.heads,
+                addressing=load.addressing,
                 source=load.source.describe(),
             ),
             np.zeros(blocks[i], "<u4"),
         )
         for i, load in enumerate(loads)
     ]
-
-
-def _reserve(writer: Writer, extents: Sequence[Extent]) -> None:
-    """Have the file system really hold the space: a hole in a file would be a SIGBUS on a full disk."""
-    if writer.backing.kind is Kind.DEVDAX:
-        return
-    for extent in extents:
-        try:
-            os.posix_fallocate(writer.fd, extent.offset, extent.length)
-        except OSError as e:
-            raise BackingError(
-                f"{writer.path} has holes and cannot be filled: {e.strerror}", remedy="free space on its disk"
-            ) from None
 
 
 def _clear(writer: Writer, extent: Extent) -> None:

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
-from engramdax.errors import SpaceError
+from engramdax.backing import Kind
+from engramdax.errors import BackingError, SpaceError
 from engramdax.format.geometry import Extent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from engramdax.backing import Backing
     from engramdax.format.geometry import Geometry
 
 
@@ -53,3 +56,16 @@ def allocate(free: list[Extent], lengths: list[int], unit: int) -> list[Extent]:
         if gap.length > length:
             left.append(Extent(gap.offset + length, gap.length - length))
     return [chosen[i] for i in range(len(lengths))]
+
+
+def reserve(backing: Backing, fd: int, extents: Sequence[Extent]) -> None:
+    """Have the file system really hold the space: a hole in a file would be a SIGBUS on a full disk."""
+    if backing.kind is Kind.DEVDAX:
+        return
+    for extent in extents:
+        try:
+            os.posix_fallocate(fd, extent.offset, extent.length)
+        except OSError as e:
+            raise BackingError(
+                f"{backing.path} has holes and cannot be filled: {e.strerror}", remedy="free space on its disk"
+            ) from None

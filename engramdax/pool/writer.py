@@ -7,18 +7,24 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
+from crc32c import crc32c
+
 from engramdax.errors import FormatError, RefusedError, TableNotFoundError
-from engramdax.format.directory import PUBLISHED, Directory, Retired, TableEntry
+from engramdax.format.directory import PUBLISHED, Directory, HotList, Retired, TableEntry
+from engramdax.format.geometry import LINE
 from engramdax.host import host_id
 from engramdax.locks import WriterLock, pinned_before
 from engramdax.pool.attachment import check_admitted, open_media
-from engramdax.pool.space import free_extents
+from engramdax.pool.space import allocate, free_extents, reserve
 from engramdax.pool.volume import publish, read_directory, read_superblock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
     from types import TracebackType
+
+    import numpy as np
+    import numpy.typing as npt
 
     from engramdax.format.geometry import Extent
 
@@ -111,6 +117,25 @@ class Writer:
         entry = self.published(name)
         self.retire([entry])
         return all(r.load != entry.load for r in self.directory.retired)
+
+    def set_hot(self, name: str, ids: npt.NDArray[np.int64], served: Sequence[tuple[int, float]]) -> None:
+        """Publish a hot list with a table; the space of an earlier one is free once no reader holds it.
+
+        ids: int64 [n], rows of the table by falling frequency, at least one. SpaceError where they do not fit.
+        """
+        entry = self.published(name)
+        data = ids.astype("<u4" if entry.rows <= 1 << 32 else "<u8").tobytes()
+        (extent,) = allocate(self.free(), [len(data)], self.superblock.geometry.unit)
+        reserve(self.backing, self.fd, [extent])
+        self.media.store(extent.offset, data.ljust(-(-len(data) // LINE) * LINE, b"\0"))
+        self.media.fence()
+        hot = HotList(extent, ids.size, len(data) // ids.size, crc32c(data), tuple(served))
+        retired = self.directory.retired
+        if entry.hot:
+            retired += (Retired(name, entry.load, self._generation + 1, (entry.hot.extent,)),)
+        tables = tuple(replace(t, hot=hot) if t is entry else t for t in self.directory.tables)
+        self.publish(tables=tables, retired=retired)
+        self.reclaim()
 
     def reclaim(self) -> None:
         """Free the space of removed tables that no reader can hold any more."""

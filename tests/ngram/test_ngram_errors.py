@@ -150,10 +150,29 @@ def test_lists_by_hand_make_an_equal_and_hashable_layout():
     assert hash(listed) == hash(Layout(**BY_HAND))
 
 
-@pytest.mark.parametrize("token", [-1, 6, 2**40])
+@pytest.mark.parametrize("token", [-2, 6, 2**40, -(2**63)])
 def test_a_token_outside_the_vocabulary_is_named_with_its_place(hasher, token):
-    with pytest.raises(ParameterError, match=rf"token_ids\[2\] is {token}; .* ids 0 to 5"):
-        hasher([0, 5, token, token])
+    message = rf"token_ids\[2\] is {token}; the vocabulary has ids 0 to 5; .*-1 is padding"
+    for form in ({}, {"starts": [0, 1, 4]}, {"blocked": [False, False, True, False]}):
+        with pytest.raises(ParameterError, match=message):
+            hasher([0, 5, token, token], **form)
+    with pytest.raises(ParameterError, match=message):
+        hasher(np.array([0, 5, token, token]), out=np.empty((4, 2, 4), np.int32))
+
+
+def test_the_first_of_many_bad_tokens_is_named_whoever_finds_it(hasher):
+    tokens = np.zeros(20_000, np.int64)
+    tokens[[700, 701, 9000, 19_999]] = 6, 7, 8, 9
+    for threads in (1, 2, 4):
+        with pytest.raises(ParameterError, match=r"token_ids\[700\] is 6"):
+            hasher(tokens, threads=threads)
+
+
+def test_a_bad_token_in_the_history_is_named_with_its_sequence(hasher):
+    with pytest.raises(ParameterError, match=r"history\[1\] holds 6; the vocabulary has ids 0 to 5"):
+        hasher([0, 1, 2], starts=[0, 1, 3], history=[[0, -1], [0, 6]])
+    with pytest.raises(ParameterError, match=r"history\[0\] holds -2"):
+        hasher([0], history=[[-2, 0]])
 
 
 @pytest.mark.parametrize(
@@ -176,8 +195,45 @@ def test_tokens_that_are_no_vector_of_integers_are_refused(hasher, tokens, messa
 
 @pytest.mark.parametrize(
     ("blocked", "message"),
-    [([0, 1], "dtype int64"), ([True], "has 1 entries; expected 2"), ([[True, False]], "shape")],
+    [
+        ([0, 1], r"blocked is int64 \[2\]; expected bool \[2\], one for each token"),
+        ([True], r"blocked is bool \[1\]; expected bool \[2\], one for each token"),
+        ([[True, False]], r"blocked has shape \[1, 2\]; expected one dimension"),
+    ],
 )
 def test_blocked_that_is_no_vector_of_truths_is_refused(hasher, blocked, message):
     with pytest.raises(ParameterError, match=message):
         hasher([0, 1], blocked)
+
+
+@pytest.mark.parametrize("starts", [[0], [], [1, 2], [0, 3], [0, 2, 1], [0, -1, 2]])
+def test_starts_that_cut_no_sequences_are_refused(hasher, starts):
+    with pytest.raises(ParameterError, match="starts does not ascend from 0 to at most 2"):
+        hasher([0, 1], starts=starts)
+
+
+def test_starts_of_another_type_are_refused(hasher):
+    with pytest.raises(ParameterError, match="starts has dtype float64; expected integers"):
+        hasher([0, 1], starts=[0.0, 2.0])
+
+
+@pytest.mark.parametrize("history", [[[0]], [0, 0], [[0, 0], [0, 0]], [[0.0, 0.0]], [[True, False]], [[0, 0, 0]]])
+def test_history_of_another_shape_or_type_is_refused(hasher, history):
+    with pytest.raises(ParameterError, match=r"history is .*; expected integers \[1, 2\]"):
+        hasher([0, 1], history=history)
+
+
+def test_history_that_is_ragged_is_refused(hasher):
+    with pytest.raises(ParameterError, match="history is ragged"):
+        hasher([0, 1], starts=[0, 1, 2], history=[[0, 0], [0]])
+
+
+def test_n_grams_that_are_too_long_are_refused():
+    layout = Layout.make(layer_ids=[1], max_ngram=17, heads_per_order=1, vocab_size=9, pad_id=0, compressed_vocab=3)
+    with pytest.raises(ParameterError, match="n-grams of 17 tokens; expected at most 16"):
+        Hasher(layout)
+
+
+def test_threads_below_one_are_refused(hasher):
+    with pytest.raises(ParameterError, match="threads=0"):
+        hasher(np.zeros(3, np.int32), threads=0)

@@ -1,53 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vectorised rule against a slow one that is written straight from its description."""
+"""The C core against the rule in plain Python, on random layouts and batches."""
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_rule import plain_primes, plain_rows
+from random_batches import random_batch, random_layout
 
 from engramdax.ngram import Hasher, Layout
 
 
-def plain_primes(layers, starts, heads):
-    used, primes = set(), []
-    for _ in range(layers):
-        sizes = []
-        for start in starts:
-            current = start - 1
-            for _ in range(heads):
-                current += 1
-                while current in used or any(current % d == 0 for d in range(2, math.isqrt(current) + 1)):
-                    current += 1
-                used.add(current)
-                sizes.append(current)
-        primes.append(tuple(sizes))
-    return tuple(primes)
+def check_random_batch(seed):
+    """One random case, once with a new result and once into memory that is given."""
+    chance = np.random.default_rng(seed)
+    layout = random_layout(chance)
+    batch = random_batch(chance, layout)
+    hasher = Hasher(layout)
+    expected = plain_rows(layout, batch.tokens, **batch.arguments)
+    rows = hasher(batch.tokens, **batch.arguments)
+    assert rows.shape == (batch.tokens.size, len(layout.layer_ids), layout.heads)
+    assert rows.tolist() == expected
+    out = np.full(rows.shape, 7, chance.choice(["i4", "i8"]))
+    assert hasher(batch.tokens, **batch.arguments, out=out, threads=int(chance.integers(1, 5))) is out
+    assert out.tolist() == expected
 
 
-def plain_rows(layout, tokens, blocked):
-    compressed = tokens if layout.token_map is None else [int(layout.token_map[t]) for t in tokens]
-    rows = []
-    for i in range(len(tokens)):
-        seen, stopped = [], False
-        for back in range(max(layout.orders)):
-            stopped = stopped or i - back < 0 or blocked[i - back]
-            seen.append(layout.pad_id if stopped else compressed[i - back])
-        per_layer = []
-        for sizes, multipliers in zip(layout.primes, layout.multipliers, strict=True):
-            ids, first = [], 0
-            for column, size in enumerate(sizes):
-                mix = 0
-                for back in range(layout.orders[column // layout.heads_per_order]):
-                    mix ^= seen[back] * multipliers[back]
-                ids.append(first + mix % size)
-                first += size
-            per_layer.append(ids)
-        rows.append(per_layer)
-    return rows
+@pytest.mark.parametrize("seed", range(300))
+def test_any_batch_is_hashed_as_the_rule_says(seed):
+    check_random_batch(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hundred", range(100))
+def test_ten_thousand_batches_are_hashed_as_the_rule_says(hundred):
+    for seed in range(1000 + 100 * hundred, 1100 + 100 * hundred):
+        check_random_batch(seed)
 
 
 @st.composite
@@ -95,32 +85,27 @@ def test_primes_are_those_of_a_plain_search(layers, starts, heads):
     assert layout.primes == plain_primes(layers, starts, heads)
 
 
-def test_orders_by_hand_may_leave_lengths_out():
+@pytest.mark.parametrize("orders", [(1,), (1, 4), (3,), (2, 16)])
+def test_orders_by_hand_may_leave_lengths_out(orders):
     layout = Layout(
         layer_ids=(3,),
-        orders=(1, 4),
+        orders=orders,
         heads_per_order=2,
-        primes=((11, 13, 17, 19),),
-        multipliers=((3, 5, 7, 9),),
+        primes=((11, 13, 17, 19)[: 2 * len(orders)],),
+        multipliers=(tuple(range(3, 3 + 2 * orders[-1], 2)),),
         pad_id=1,
         compressed_vocab=8,
     )
     tokens = [0, 7, 3, 2, 2, 6]
-    blocked = [False] * 6
-    assert Hasher(layout)(tokens).tolist() == plain_rows(layout, tokens, blocked)
+    assert Hasher(layout)(tokens).tolist() == plain_rows(layout, tokens)
 
 
-def test_the_largest_compressed_vocabulary_mixes_without_overflow():
+def test_many_heads_and_layers_in_one_call():
     layout = Layout.make(
-        layer_ids=[1],
-        max_ngram=4,
-        heads_per_order=8,
-        vocab_size=2**40,
-        pad_id=2,
-        compressed_vocab=2**31 - 1,
+        layer_ids=range(5), max_ngram=3, heads_per_order=67, vocab_size=9000, pad_id=0, compressed_vocab=1000
     )
-    tokens = [2**31 - 2] * 5
-    assert Hasher(layout)(tokens).tolist() == plain_rows(layout, tokens, [False] * 5)
+    tokens = np.random.default_rng(1).integers(0, 1000, 70)
+    assert Hasher(layout)(tokens).tolist() == plain_rows(layout, tokens)
 
 
 def test_a_sequence_shorter_than_the_longest_gram_sees_pads_before_its_start():
@@ -133,7 +118,11 @@ def test_no_tokens_give_no_rows():
     layout = Layout.make(
         layer_ids=[1, 2], max_ngram=3, heads_per_order=2, vocab_size=100, pad_id=0, compressed_vocab=10
     )
-    assert Hasher(layout)([]).shape == (0, 2, 4)
+    hasher = Hasher(layout)
+    assert hasher([]).shape == (0, 2, 4)
+    assert hasher([], [], starts=[0, 0, 0], history=np.full((2, 2), 3)).shape == (0, 2, 4)
+    out = np.empty((0, 2, 4), np.int32)
+    assert hasher(np.empty(0, np.int32), out=out) is out
 
 
 def test_each_integer_dtype_gives_the_same_rows():

@@ -31,11 +31,11 @@ import numpy as np
 import numpy.typing as npt
 
 from engramdax.errors import ParameterError
+from engramdax.ngram.arrays import vector
+from engramdax.ngram.primes import find_primes
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-__all__ = ["Hasher", "Layout", "build_token_map"]
+    from engramdax.table import Table
 
 _INT64_MAX = 2**63 - 1
 # Far above any model, and low enough that a nonsensical config is refused and not searched for hours.
@@ -153,7 +153,7 @@ class Layout:
             layer_ids=layers,
             orders=orders,
             heads_per_order=heads,
-            primes=_find_primes(len(layers), starts, heads),
+            primes=find_primes(len(layers), starts, heads),
             multipliers=tuple(_draw_multipliers(first_seed, layer, vocab, longest) for layer in layers),
             pad_id=pad_id,
             compressed_vocab=vocab,
@@ -243,168 +243,75 @@ class Layout:
         """Rows of each head of the layer at position `layer`."""
         return self.primes[layer]
 
+    def addressing(self, layer: int) -> dict[str, Any]:
+        """Give what, with the head sizes, addresses the layer at position `layer`: JSON for a pool's directory.
+
+        The token map is not in it: it belongs to the tokenizer, and is larger than all else. Nor is the pad id,
+        which the map makes of the raw one.
+        """
+        return {
+            "layer_id": self.layer_ids[layer],
+            "orders": list(self.orders),
+            "heads_per_order": self.heads_per_order,
+            "multipliers": list(self.multipliers[layer]),
+            "compressed_vocab": self.compressed_vocab,
+        }
+
+    def layer_of(self, table: Table) -> int:
+        """Give the position of the layer that `table` holds; ParameterError if it is of another model.
+
+        A table that was loaded without its config is known by its head sizes alone, or, without those, by its
+        number of rows.
+        """
+        for layer in range(len(self.layer_ids)):
+            if table.addressing is not None:
+                known = {key: table.addressing.get(key) for key in self.addressing(layer)}
+                same = known == self.addressing(layer) and table.heads == self.head_sizes(layer)
+            elif table.heads is not None:
+                same = table.heads == self.head_sizes(layer)
+            else:
+                same = table.rows == self.rows(layer)
+            if same:
+                return layer
+        raise ParameterError(
+            f"table {table.name} of {table.rows} rows is no layer of this layout, whose layers "
+            f"{list(self.layer_ids)} have {[self.rows(i) for i in range(len(self.layer_ids))]}",
+            remedy="use the config.json that was published with the table's model",
+        )
+
+    @classmethod
+    def of_table(cls, table: Table, *, token_map: npt.NDArray[np.integer[Any]] | None = None) -> Layout:
+        """Give the layout, of one layer, that was stored with a table when it was loaded.
+
+        token_map: as for `from_config`. Raises ParameterError where no layout was stored, or the map is another
+        tokenizer's.
+        """
+        a = table.addressing
+        if a is None or table.heads is None:
+            raise ParameterError(
+                f"table {table.name} was loaded without its model's config.json",
+                remedy="make the layout with Layout.from_config",
+            )
+        try:
+            pad = a["pad_token_id"]
+            if token_map is not None:
+                pad = int(_checked_map(token_map, a["compressed_vocab"])[pad])
+            return cls(
+                layer_ids=(a["layer_id"],),
+                orders=a["orders"],
+                heads_per_order=a["heads_per_order"],
+                primes=(table.heads,),
+                multipliers=(a["multipliers"],),
+                pad_id=pad,
+                compressed_vocab=a["compressed_vocab"],
+                token_map=token_map,  # type: ignore[arg-type]  # the constructor narrows it to int32
+            )
+        except (KeyError, IndexError, TypeError) as e:
+            raise ParameterError(f"the addressing stored with table {table.name} is incomplete: {e!r}") from None
+
     def rows(self, layer: int) -> int:
         """Rows of the table of the layer at position `layer`."""
         return sum(self.primes[layer])
-
-
-class Hasher:
-    """Row ids of the n-grams of a sequence, by a layout; keeps no state, safe to call from many threads."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        self._primes = np.array(layout.primes, np.int64)
-        self._offsets = np.array(layout.offsets, np.int64)
-
-    def __call__(self, token_ids: npt.ArrayLike, blocked: npt.ArrayLike | None = None) -> npt.NDArray[np.int64]:
-        """Hash one whole sequence, from its first token.
-
-        Args:
-            token_ids: Integers [T], raw ids (compressed ones where the layout has no token map).
-            blocked: bool [T], true for tokens that no n-gram may reach into or across; None: none is.
-
-        Returns:
-            int64 [T, layers, heads], new memory: rows of each layer's table. Blocked tokens get the rows
-            of pads.
-
-        Raises:
-            ParameterError: Wrong dtype, shape or length, or a token outside the vocabulary.
-
-        """
-        layout = self.layout
-        tokens = self._compressed(token_ids)
-        look_back = self._look_back(tokens, _stops(blocked, tokens.size))
-        rows = np.empty((tokens.size, len(layout.layer_ids), layout.heads), np.int64)
-        for layer, multipliers in enumerate(layout.multipliers):
-            mix = np.zeros(tokens.size, np.int64)
-            reached = 0
-            for position, order in enumerate(layout.orders):
-                for back in range(reached, order):
-                    mix ^= look_back[back] * np.int64(multipliers[back])
-                reached = order
-                columns = slice(position * layout.heads_per_order, (position + 1) * layout.heads_per_order)
-                np.remainder(mix[:, None], self._primes[layer, columns], out=rows[:, layer, columns])
-        rows += self._offsets
-        return rows
-
-    def _compressed(self, token_ids: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        ids = _vector("token_ids", token_ids, np.int64)
-        if ids.dtype.kind not in "iu":
-            raise ParameterError(f"token_ids has dtype {ids.dtype}; expected integers")
-        vocab = self.layout.vocab
-        outside = (ids < 0) | (ids >= vocab)
-        if outside.any():
-            first = int(outside.argmax())
-            raise ParameterError(
-                f"token_ids[{first}] is {ids[first]}; the vocabulary has ids 0 to {vocab - 1}",
-                remedy="use the tokenizer that the token map was built from",
-            )
-        token_map = self.layout.token_map
-        return (ids if token_map is None else token_map[ids]).astype(np.int64)
-
-    def _look_back(self, tokens: npt.NDArray[np.int64], stops: npt.NDArray[np.bool_]) -> list[npt.NDArray[np.int64]]:
-        """For 0 to longest-1 places back, the compressed id [T] seen there from each token."""
-        reach = self.layout.max_ngram - 1
-        pad = np.int64(self.layout.pad_id)
-        # The start of a sequence acts as a blocked token, so both are one case.
-        before = np.concatenate([np.full(reach, pad), tokens])
-        walls = np.concatenate([np.ones(reach, np.bool_), stops])
-        stopped = np.zeros(tokens.size, np.bool_)
-        seen = []
-        for back in range(reach + 1):
-            window = slice(reach - back, reach - back + tokens.size)
-            stopped |= walls[window]
-            seen.append(np.where(stopped, pad, before[window]))
-        return seen
-
-
-def build_token_map(tokenizer: Tokenizer) -> npt.NDArray[np.int32]:
-    """Compressed id of each raw token id of a tokenizer, int32 [vocabulary].
-
-    A token's key is its text after NFKC, NFD, stripping of accents, lower-casing, and reduction of white
-    space, so that tokens that a reader would call one word share an id. A text that this leaves empty is
-    its own key; a token that is no whole UTF-8 text is keyed by its name in the vocabulary. Keys are
-    numbered in the order in which the ids bring them up. Needs the `tokenizers` package.
-
-    Raises:
-        ParameterError: Not a `tokenizers.Tokenizer`, or its ids leave gaps.
-
-    """
-    from tokenizers import Regex, normalizers  # noqa: PLC0415  # optional, and slow to import
-    from tokenizers import Tokenizer as Expected  # noqa: PLC0415
-
-    if not isinstance(tokenizer, Expected):
-        raise ParameterError(
-            f"the tokenizer is a {type(tokenizer).__name__}; expected a tokenizers.Tokenizer",
-            remedy="load tokenizer.json with tokenizers.Tokenizer.from_file",
-        )
-    # A token that is nothing but a space has to outlive Strip.
-    space = "\ue000"
-    normalizer = normalizers.Sequence(
-        [
-            normalizers.NFKC(),
-            normalizers.NFD(),
-            normalizers.StripAccents(),
-            normalizers.Lowercase(),
-            normalizers.Replace(Regex(r"[ \t\r\n]+"), " "),
-            normalizers.Replace(Regex(r"^ $"), space),
-            normalizers.Strip(),
-            normalizers.Replace(space, " "),
-        ]
-    )
-    vocab = tokenizer.get_vocab_size(with_added_tokens=True)
-    texts = tokenizer.decode_batch([[token] for token in range(vocab)], skip_special_tokens=False)
-    keys: dict[str, int] = {}
-    token_map = np.empty(vocab, np.int32)
-    for token, text in enumerate(texts):
-        name = tokenizer.id_to_token(token)
-        if name is None:
-            raise ParameterError(f"the tokenizer has {vocab} tokens, but none of id {token}")
-        key = name if "\ufffd" in text else normalizer.normalize_str(text) or text
-        token_map[token] = keys.setdefault(key, len(keys))
-    return token_map
-
-
-def _is_prime(number: int) -> bool:
-    """Miller-Rabin; the first 12 primes as witnesses decide every number below 3.18e23 without error."""
-    witnesses = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
-    if number < 2:
-        return False
-    for prime in witnesses:
-        if number % prime == 0:
-            return number == prime
-    twos = ((number - 1) & -(number - 1)).bit_length() - 1
-    for witness in witnesses:
-        power = pow(witness, (number - 1) >> twos, number)
-        if power in (1, number - 1):
-            continue
-        for _ in range(twos - 1):
-            power = power * power % number
-            if power == number - 1:
-                break
-        else:
-            return False
-    return True
-
-
-def _find_primes(layers: int, starts: tuple[int, ...], heads: int) -> tuple[tuple[int, ...], ...]:
-    used: set[int] = set()
-    # All primes from a start up to the last one found from it are used, so a search that begins there
-    # again may go on where the last one ended.
-    last = {start: start - 1 for start in starts}
-    primes = []
-    for _ in range(layers):
-        sizes = []
-        for start in starts:
-            for _ in range(heads):
-                candidate = last[start] + 1
-                while candidate in used or not _is_prime(candidate):
-                    candidate += 1
-                used.add(candidate)
-                last[start] = candidate
-                sizes.append(candidate)
-        primes.append(tuple(sizes))
-    return tuple(primes)
 
 
 def _draw_multipliers(seed: int, layer_id: int, compressed_vocab: int, count: int) -> tuple[int, ...]:
@@ -472,7 +379,7 @@ def _required(section: Mapping[str, Any], name: str) -> Any:
 
 def _checked_map(token_map: object, compressed_vocab: int) -> npt.NDArray[np.int32]:
     """Return a private, read-only copy of a token map that uses each compressed id."""
-    array = _vector("token_map", token_map, np.int32)
+    array = vector("token_map", token_map, np.int32)
     if array.dtype.kind not in "iu":
         raise ParameterError(f"token_map has dtype {array.dtype}; expected integers")
     if array.size == 0 or int(array.min()) < 0:
@@ -488,25 +395,3 @@ def _checked_map(token_map: object, compressed_vocab: int) -> npt.NDArray[np.int
     copy = array.astype(np.int32)
     copy.setflags(write=False)
     return copy
-
-
-def _vector(name: str, values: object, empty: type[np.generic]) -> npt.NDArray[Any]:
-    """Return a one-dimensional array; an empty list, which has no dtype of its own, becomes `empty`'s."""
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        raise ParameterError(f"{name} is ragged; expected one dimension") from None
-    if array.ndim != 1:
-        raise ParameterError(f"{name} has shape {list(array.shape)}; expected one dimension")
-    return array.astype(empty) if array.size == 0 and not isinstance(values, np.ndarray) else array
-
-
-def _stops(blocked: npt.ArrayLike | None, tokens: int) -> npt.NDArray[np.bool_]:
-    if blocked is None:
-        return np.zeros(tokens, np.bool_)
-    stops = _vector("blocked", blocked, np.bool_)
-    if stops.dtype != np.bool_:
-        raise ParameterError(f"blocked has dtype {stops.dtype}; expected bool")
-    if stops.size != tokens:
-        raise ParameterError(f"blocked has {stops.size} entries; expected {tokens}, one for each token")
-    return stops

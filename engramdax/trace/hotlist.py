@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hot lists as files: what `trace` writes and `hot set` publishes with a table.
+
+An .npz archive: `row_ids` and `counts` (both by falling count), `accesses` (reads of the trace), `rows` and
+`heads` (the table's, so that a list is not published with another one).
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from engramdax.errors import BackingError, SourceError
+from engramdax.trace.archive import UNREADABLE
+from engramdax.trace.counts import HotRows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from engramdax.format.directory import TableEntry
+
+FIELDS: Final = ("row_ids", "counts", "accesses", "rows", "heads")
+POINTS: Final = 24
+"""How many points of the curve of shares are published with a list."""
+
+
+@dataclass(frozen=True, slots=True)
+class HotList:
+    """The most-read rows of one table and what they are a list of."""
+
+    hot: HotRows
+    rows: int
+    heads: npt.NDArray[np.int64]
+
+    def points(self) -> list[tuple[int, float]]:
+        """Give the curve of shares at lengths that double, and at the end."""
+        size = self.hot.row_ids.size
+        lengths = sorted({size, *(max(1, size >> shift) for shift in range(POINTS - 1))})
+        return [(length, round(self.hot.share(length), 6)) for length in lengths]
+
+    def check(self, entry: TableEntry, path: Path) -> None:
+        """Raise SourceError unless this is a list of the table."""
+        heads = np.array(entry.heads or (), np.int64)
+        if self.rows != entry.rows or (heads.size and not np.array_equal(heads, self.heads)):
+            divided = "as many" if heads.size == self.heads.size else str(heads.size or "unknown")
+            raise SourceError(
+                f"{path} lists rows of a table of {self.rows} rows in {self.heads.size} heads, "
+                f"{entry.name} has {entry.rows} in {divided} heads{' of other sizes' if heads.size else ''}",
+                remedy="make a list with `engramdax trace` for this table's model and layer",
+            )
+
+
+def write_hot_list(path: Path, hot_list: HotList) -> None:
+    """Write a list beside `path` and rename it there."""
+    temporary = path.parent / f".{path.name}.{os.getpid()}"
+    try:
+        with temporary.open("xb") as file:
+            np.savez(
+                file,
+                row_ids=hot_list.hot.row_ids,
+                counts=hot_list.hot.counts,
+                accesses=np.int64(hot_list.hot.accesses),
+                rows=np.int64(hot_list.rows),
+                heads=hot_list.heads,
+            )
+        temporary.replace(path)
+    except OSError as e:
+        with suppress(OSError):  # of a path that leads through a file, say
+            temporary.unlink(missing_ok=True)
+        raise BackingError(f"cannot write {path}: {e.strerror}", remedy="give another --out") from None
+
+
+def read_hot_list(path: Path) -> HotList:
+    """Read and check a list; SourceError for what is none."""
+    again = "make one with `engramdax trace`"
+    try:
+        # numpy leaves a file open that it opened and found to be no archive.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            if missing := [name for name in FIELDS if name not in archive]:
+                raise SourceError(f"{path} is no hot list: it lacks {', '.join(missing)}", remedy=again)
+            ids, counts, accesses, rows, heads = (archive[name] for name in FIELDS)
+    except FileNotFoundError:
+        raise SourceError(f"{path} does not exist", remedy="`engramdax trace` makes a hot list") from None
+    except UNREADABLE as e:
+        raise SourceError(f"{path} is no hot list, or is cut off: {e}", remedy=again) from None
+    vectors = ids.ndim == counts.ndim == heads.ndim == 1 and ids.size == counts.size > 0
+    if (
+        not vectors
+        or accesses.ndim
+        or rows.ndim
+        or any(a.dtype != np.int64 for a in (ids, counts, accesses, rows, heads))
+    ):
+        raise SourceError(f"{path} holds no list of rows", remedy=again)
+    if int(ids.min()) < 0 or int(ids.max()) >= rows or np.unique(ids).size != ids.size:
+        raise SourceError(f"{path} lists rows twice or outside 0 to {rows - 1}", remedy="make it anew")
+    if (np.diff(counts) > 0).any() or counts[-1] < 1:
+        raise SourceError(f"{path} is not in falling order of its counts", remedy="make it anew")
+    if counts.sum() > accesses or heads.sum() != rows:
+        raise SourceError(f"{path} counts more reads, or other rows, than it says in all", remedy="make it anew")
+    return HotList(HotRows(ids, counts, int(accesses)), int(rows), heads)
