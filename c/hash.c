@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "target.h"
 #include "team.h"
 
 enum {
@@ -172,15 +173,13 @@ static inline __attribute__((always_inline)) void reduce_plain(const struct head
 
 #include <immintrin.h>
 
-#pragma GCC push_options
-#pragma GCC target("avx2,fma")
+BEGIN_TARGET("avx2,fma")
 #define RANGE range_avx2
 #define REDUCE reduce_plain // the compiler makes vectors of it
 #include "hash_loop.h"
-#pragma GCC pop_options
+END_TARGET
 
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512dq,avx512vl")
+BEGIN_TARGET("avx512f,avx512dq,avx512vl")
 static inline void reduce_avx512(const struct heads *heads, const int64_t *mixes, const double *numbers,
                                  uint32_t count, uint8_t *out, uint64_t stride, int out_64)
 {
@@ -215,7 +214,7 @@ static inline void reduce_avx512(const struct heads *heads, const int64_t *mixes
 #define RANGE range_avx512
 #define REDUCE reduce_avx512
 #include "hash_loop.h"
-#pragma GCC pop_options
+END_TARGET
 
 #endif
 

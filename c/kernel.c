@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "media.h"
+#include "target.h"
 
 enum { ROW_NONE = -1, ROW_BAD = -2 };
 
@@ -69,16 +70,6 @@ static inline __attribute__((always_inline)) void copy_small(uint8_t *to, const 
 #if defined(__x86_64__)
 
 #include <immintrin.h>
-
-// What is between these two is compiled for CPUs that have `isa`.
-#define PRAGMA(text) _Pragma(#text)
-#if defined(__clang__)
-#define BEGIN_TARGET(isa) PRAGMA(clang attribute push(__attribute__((target(isa))), apply_to = function))
-#define END_TARGET PRAGMA(clang attribute pop)
-#else
-#define BEGIN_TARGET(isa) PRAGMA(GCC push_options) PRAGMA(GCC target(isa))
-#define END_TARGET PRAGMA(GCC pop_options)
-#endif
 
 BEGIN_TARGET("avx512f,avx512vl,avx512bw")
 #define KERNEL kernel_avx512
