@@ -23,9 +23,8 @@ def bindings() -> ModuleType:
         ) from None
     absent = lib.ed_cuda_open()
     if absent != ffi.NULL:
-        reason = bytes(ffi.string(absent)).decode()
         raise CudaError(
-            f"no CUDA device can be used: {reason}",
+            f"no CUDA device can be used: {_text(absent)}",
             remedy="check nvidia-smi; Table.gather works on the CPU all the same",
         )
     return driver  # type: ignore[no-any-return]
@@ -40,8 +39,13 @@ def use(ordinal: int) -> None:
 
 def error(result: int, what: str, *, remedy: str = "") -> CudaError:
     """Give the error for a CUresult that is not 0."""
-    name, text = (bytes(ffi.string(f(result))).decode() for f in (lib.ed_cuda_error_name, lib.ed_cuda_error_text))
+    name, text = _text(lib.ed_cuda_error_name(result)), _text(lib.ed_cuda_error_text(result))
     return CudaError(f"{what}: {name}, {text}", remedy=remedy)
+
+
+def _text(pointer: Any) -> str:
+    text = ffi.string(pointer)
+    return text.decode() if isinstance(text, bytes) else text
 
 
 def checked(returned: tuple[Any, ...], what: str) -> Any:

@@ -59,7 +59,7 @@ def compile_kernels(architecture: str) -> bytes:
             f"the kernels do not compile for {architecture}: {' '.join(log.decode(errors='replace').split())[:400]}"
         )
     size = _nvrtc(nvrtc.nvrtcGetCUBINSize(program), "NVRTC made no code")
-    cubin = b" " * size
+    cubin: bytes = b" " * int(size)
     _nvrtc(nvrtc.nvrtcGetCUBIN(program, cubin), "NVRTC does not give its code")
     nvrtc.nvrtcDestroyProgram(program)
     try:

@@ -35,6 +35,7 @@ class Registration:
     ) -> None:
         self._attachment = attachment  # the mapping must outlive the registration
         self.nbytes = extent.length
+        self.device_pointer = 0
         address = attachment.mapping.address + extent.offset
         self._address: Any = ffi.cast("uint8_t *", address)
         self.chunk = chunk_bytes(row_stride)
@@ -108,12 +109,10 @@ def _read_only() -> bool:
 
 
 def _remedy(kind: Kind) -> str:
+    on_cpu = "the CPU gather works all the same"
     if kind is Kind.FILE:
-        return (
-            "files on a disk cannot be registered: put the pool on devdax, huge pages or tmpfs; "
-            "the CPU gather works all the same"
-        )
-    return "check ulimit -l and the driver's log (dmesg); the CPU gather works all the same"
+        return f"files on a disk cannot be registered: put the pool on devdax, huge pages or tmpfs; {on_cpu}"
+    return f"check ulimit -l and the driver's log (dmesg); {on_cpu}"
 
 
 class _Watcher:

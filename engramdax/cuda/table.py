@@ -124,7 +124,7 @@ class CudaTable:
         out: Any,
         stream: Any = None,
         *,
-        format: Format = "raw",
+        format: Format = "raw",  # noqa: A002
         per_head: bool = False,
     ) -> CudaGatherer:
         """Prepare a gather of whatever `ids` holds at the time of each launch; arguments as for `gather`.
@@ -191,7 +191,7 @@ class CudaTable:
 
     def _plan_for(self, first: int, count: int, padded: int, *, per_head: bool) -> Any:
         key = (first, count, padded, per_head)
-        plan = self._plans.get(key)
+        plan: Any = self._plans.get(key)
         if plan is None:
             plan = ffi.new("struct ed_cuda_gather *", self._plan[0])
             plan.first_column, plan.columns, plan.out_columns = first, count, padded
