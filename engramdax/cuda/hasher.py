@@ -29,7 +29,7 @@ class CudaHasher:
         self.hasher = hasher
         self._function = function(device, "hash_tokens")
         primes = np.array(layout.primes, np.uint64)
-        constants = {
+        constants: dict[str, np.ndarray[Any, Any]] = {
             "orders": np.array(layout.orders, np.uint32),
             "multipliers": np.array(layout.multipliers, np.int64),
             "primes": primes,

@@ -34,7 +34,7 @@ def _missing() -> str:
 @pytest.fixture
 def pool_path(tmp_path):
     """A pool on tmpfs, which can be registered."""
-    path = Path("/dev/shm") / f"engramdax-test-{os.getpid()}-{tmp_path.name}"
+    path = Path("/dev/shm") / f"engramdax-test-{os.getpid()}-{tmp_path.name}"  # noqa: S108 - tmpfs is the point
     carry_out(plan_file(path, 256 << 20, name="gpu", consent=Consent()).steps)
     yield path
     carry_out(plan_removal(path, force=True).steps)
