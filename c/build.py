@@ -26,7 +26,7 @@ except ImportError:  # `python c/build.py` needs cffi alone
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 TARGET = ROOT / "engramdax" / "_core.abi3.so"
-UNITS = ("media", "mapping", "interleave", "team", "guard", "kernel", "gather", "hash", "count")
+UNITS = ("media", "mapping", "interleave", "team", "guard", "kernel", "gather", "hash", "count", "cuda")
 
 
 def ffi_builder() -> cffi.FFI:

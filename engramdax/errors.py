@@ -97,5 +97,9 @@ class PoisonedRowsError(EngramdaxError, OSError):
     __str__ = EngramdaxError.__str__  # OSError has one of its own
 
 
+class CudaError(EngramdaxError, RuntimeError):
+    """The GPU, its driver or the packages for it are missing, or refused something."""
+
+
 class ClosedError(EngramdaxError, ValueError):
     """The pool or table was closed before."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from engramdax.buffers import ArrayInterface
+    from engramdax.cuda.table import CudaTable
     from engramdax.format.directory import TableEntry
     from engramdax.format.layout import RowLayout
     from engramdax.ngram import Hasher
@@ -130,6 +131,16 @@ class Table:
     def source(self) -> dict[str, Any]:
         """What the table was loaded from."""
         return self._entry.source
+
+    @property
+    def entry(self) -> TableEntry:
+        """What the directory says of this version."""
+        return self._entry
+
+    @property
+    def attachment(self) -> Attachment:
+        """The pool that holds it, which lives as long as this object."""
+        return self._attachment
 
     @property
     def load_id(self) -> str:
@@ -291,6 +302,39 @@ class Table:
         may use one CPU only, nothing happens before `wait`.
         """
         return Prefetch(self, ids, out, threads=threads, per_head=per_head, invalid=invalid)
+
+    def cuda(
+        self,
+        device: int = 0,
+        *,
+        hot: int | str | None = None,
+        path: str = "auto",
+        heads: tuple[int, int] | None = None,
+        padded_heads: int | None = None,
+        rows: tuple[int, int] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> CudaTable:
+        """Register the table with the CUDA driver and give it as one GPU sees it.
+
+        hot: budget for hot rows in GPU memory, in bytes or as "2GiB", everything they take included; None: none.
+        path: "auto" or "direct". heads: (first, count), the rank's part of the ids' last dimension, of which
+        padded_heads (default: count) come out, the last ones zeros. rows: (low, high), the rank's part of the
+        table; ids outside give rows of zeros. progress: called with bytes registered.
+
+        Raises CudaError, which says what is missing: package, driver, device, memory that can be registered.
+        """
+        from engramdax.cuda.table import CudaTable  # noqa: PLC0415  # optional
+
+        return CudaTable(
+            self,
+            device,
+            hot=hot,
+            path=path,
+            heads=heads,
+            padded_heads=padded_heads,
+            rows=rows,
+            progress=progress,
+        )
 
     def verify(self, *, progress: Callable[[int], None] | None = None) -> list[BadBlock]:
         """Compare all bytes with the checksums that were published with them; give the bad blocks.

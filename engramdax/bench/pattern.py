@@ -14,6 +14,8 @@ from engramdax.ingest.source import TableSource
 if TYPE_CHECKING:
     from typing import Any
 
+    from engramdax.format.layout import RowLayout
+
 WORD: Final = 8
 FACTOR: Final = 0x9E3779B97F4A7C15  # odd, so that all words of a table differ
 BLOCK_WORDS: Final = (1 << 20) // WORD
@@ -25,10 +27,9 @@ class PatternSource(TableSource):
     It goes through the loader like any other source, at the speed of memory.
     """
 
-    def __init__(self, rows: int, row_bytes: int) -> None:
-        super().__init__(
-            kind="pattern", name="pattern", rows=rows, layout=raw_layout(row_bytes, None, None), columns=()
-        )
+    def __init__(self, rows: int, row_bytes: int, *, layout: RowLayout | None = None) -> None:
+        layout = raw_layout(row_bytes, None, None) if layout is None else layout
+        super().__init__(kind="pattern", name="pattern", rows=rows, layout=layout, columns=())
         self._block = np.arange(BLOCK_WORDS, dtype=np.uint64) * np.uint64(FACTOR)
 
     def read_into(self, offset: int, out: memoryview | np.ndarray[Any, Any]) -> None:

@@ -24,6 +24,8 @@ from engramdax.pool.writer import Writer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from engramdax.format.layout import RowLayout
+
 TABLE: Final = "bench"
 PAGE_BYTES: Final = {"4k": 4 << 10, "2m": 2 << 20}
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - tmpfs is the point
@@ -60,15 +62,17 @@ def default_bytes() -> int:
 
 
 @contextmanager
-def scratch_pool(pages: str, table_bytes: int, row_bytes: int) -> Iterator[Scratch]:
+def scratch_pool(
+    pages: str, table_bytes: int, row_bytes: int, *, layout: RowLayout | None = None, spare: int = SPARE
+) -> Iterator[Scratch]:
     """Have a pool on `pages` ("4k" or "2m") with a table of at most `table_bytes`; removed at the end.
 
-    Raises BackingError or RefusedError where such memory is not to be had.
+    `layout` says what the rows are, by default bytes; `spare` is room beside the table. Raises BackingError or RefusedError where such memory is not to be had.
     """
     rows = table_bytes // row_bytes
     if rows < 1:
         raise ParameterError(f"a table of {table_bytes} bytes has no row of {row_bytes}", remedy="give a larger --size")
-    size = table_bytes + SPARE + _filler_limit(row_bytes)
+    size = table_bytes + spare + _filler_limit(row_bytes)
     name = f"bench-{os.getpid()}"
     plan = (
         plan_hugepages("2M", size, name=name)
@@ -78,7 +82,7 @@ def scratch_pool(pages: str, table_bytes: int, row_bytes: int) -> Iterator[Scrat
     with _terminable():
         carry_out(plan.steps)
         try:
-            offset = _load(plan, rows, row_bytes)
+            offset = _load(plan, rows, row_bytes, layout)
             with Pool(plan.path) as pool:
                 found = pool.page_bytes()
             if found != PAGE_BYTES[pages]:
@@ -97,7 +101,7 @@ def _filler_limit(row_bytes: int) -> int:
     return together + (4 << 20) if together <= LARGEST_FILLER else 0
 
 
-def _load(plan: Plan, rows: int, row_bytes: int) -> int:
+def _load(plan: Plan, rows: int, row_bytes: int, layout: RowLayout | None) -> int:
     """Load the table where its offset in the file is a whole number of rows, if that can be; give the offset.
 
     EngramDB counts rows from the start of a file. A filler in front lets it read the very memory that
@@ -111,7 +115,7 @@ def _load(plan: Plan, rows: int, row_bytes: int) -> int:
             # One unit more goes to the filler's checksums.
             filler = unit + -(first + 2 * unit) % together
             load_tables(writer, [Load(PatternSource(filler, 1), "filler")])
-        (entry,) = load_tables(writer, [Load(PatternSource(rows, row_bytes), TABLE)])
+        (entry,) = load_tables(writer, [Load(PatternSource(rows, row_bytes, layout=layout), TABLE)])
     return entry.extent.offset
 
 

@@ -158,4 +158,59 @@ def _known(option: str, values: list[str] | None, known: tuple[str, ...]) -> tup
     return tuple(dict.fromkeys(values or ()))
 
 
-COMMANDS: Final = {"cpu": cpu}
+def gpu(
+    *,
+    tokens: Annotated[
+        list[int] | None, typer.Option("--tokens", metavar="N", help="Tokens per call, 24 rows each; repeatable.")
+    ] = None,
+    pages: Annotated[str, typer.Option("--pages", metavar="4k|2m", help="Pages under the pool.")] = "2m",
+    size: Annotated[str, typer.Option("--size", metavar="N", help="Bytes of the table.")] = "50G",
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="FILE.npz", help="Ids of real text instead of uniform ones.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="The model whose layer the trace is hashed for: its real heads.")
+    ] = None,
+    hot: Annotated[
+        str | None, typer.Option("--hot", metavar="N", help="Also with hot rows in so much GPU memory; needs --trace.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Calls of each contender.")] = None,
+    peers: Annotated[Path | None, typer.Option("--peers", metavar="DIR", help="Where the engines' files lie.")] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw time against tokens, with the windows.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure gathers into GPU memory beside SGLang's and vLLM's kernels on the same memory.
+
+    Rows are DeepSeek-V4.1's: 256 float8 values and 8 scales, dequantised to bf16.
+    """
+    from engramdax.bench import gpu_report  # noqa: PLC0415  # needs torch
+
+    if (hot is not None or config is not None) and trace is None:
+        raise ParameterError("--hot and --config need ids of real text", remedy="give --trace FILE.npz")
+    if plot_file is not None:
+        plot.check_plot(plot_file)
+    plan = gpu_report.Plan(
+        tokens=tuple(tokens or gpu_report.TOKENS),
+        pages=_known("--pages", [pages], tuple(PAGE_BYTES))[0],
+        size=parse_size(size),
+        trace=trace,
+        config=config,
+        hot=hot,
+        rounds=rounds,
+        peers=peers,
+    )
+    outcome = gpu_report.hold(plan, _progress)
+    _progress("")
+    if plot_file is not None:
+        gpu_report.draw(outcome, plot_file)
+    if as_json:
+        print_json(gpu_report.as_json(outcome))
+        return
+    for line in gpu_report.heading(outcome):
+        print_line(line)
+    print_grid(gpu_report.COLUMNS, gpu_report.lines(outcome))
+
+
+COMMANDS: Final = {"cpu": cpu, "gpu": gpu}

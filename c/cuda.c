@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#define _GNU_SOURCE
+#include "cuda.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+
+enum {
+    // Of the driver's interface, which is stable.
+    REGISTER_PORTABLE = 1,
+    REGISTER_DEVICEMAP = 2,
+    REGISTER_READ_ONLY = 8,
+    BLOCK = 256,
+    WARPS = BLOCK / 32,
+    HASH_BLOCKS = 4096,
+};
+
+static struct {
+    int (*init)(unsigned);
+    int (*device_get)(int *, int);
+    int (*primary_retain)(void **, int);
+    int (*context_get)(void **);
+    int (*context_set)(void *);
+    int (*host_register)(void *, size_t, unsigned);
+    int (*host_unregister)(void *);
+    int (*host_pointer)(uint64_t *, void *, unsigned);
+    int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
+                  void **);
+    int (*error_name)(int, const char **);
+    int (*error_text)(int, const char **);
+} driver;
+
+static const struct {
+    const char *name;
+    size_t offset;
+} symbols[] = {
+    {"cuInit", offsetof(__typeof__(driver), init)},
+    {"cuDeviceGet", offsetof(__typeof__(driver), device_get)},
+    {"cuDevicePrimaryCtxRetain", offsetof(__typeof__(driver), primary_retain)},
+    {"cuCtxGetCurrent", offsetof(__typeof__(driver), context_get)},
+    {"cuCtxSetCurrent", offsetof(__typeof__(driver), context_set)},
+    {"cuMemHostRegister_v2", offsetof(__typeof__(driver), host_register)},
+    {"cuMemHostUnregister", offsetof(__typeof__(driver), host_unregister)},
+    {"cuMemHostGetDevicePointer_v2", offsetof(__typeof__(driver), host_pointer)},
+    {"cuLaunchKernel", offsetof(__typeof__(driver), launch)},
+    {"cuGetErrorName", offsetof(__typeof__(driver), error_name)},
+    {"cuGetErrorString", offsetof(__typeof__(driver), error_text)},
+};
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static const char *absent = "not opened";
+
+static void open_driver(void)
+{
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        absent = "libcuda.so.1 is not installed (it comes with NVIDIA's driver)";
+        return;
+    }
+    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
+        void *symbol = dlsym(library, symbols[i].name);
+        if (!symbol) {
+            absent = "libcuda.so.1 lacks a function that CUDA 11 has: the driver is too old";
+            return;
+        }
+        *(void **)((char *)&driver + symbols[i].offset) = symbol;
+    }
+    const int result = driver.init(0);
+    absent = result == 0 ? NULL : ed_cuda_error_text(result);
+}
+
+const char *ed_cuda_open(void)
+{
+    pthread_once(&once, open_driver);
+    return absent;
+}
+
+const char *ed_cuda_error_name(int result)
+{
+    const char *name = NULL;
+    if (driver.error_name)
+        driver.error_name(result, &name);
+    return name ? name : "unknown error";
+}
+
+const char *ed_cuda_error_text(int result)
+{
+    const char *text = NULL;
+    if (driver.error_text)
+        driver.error_text(result, &text);
+    return text ? text : "no text";
+}
+
+int ed_cuda_use(int ordinal)
+{
+    if (ed_cuda_open())
+        return ED_CUDA_ABSENT;
+    int device, result = driver.device_get(&device, ordinal);
+    if (result)
+        return result;
+    // Retained for the life of the process: memory stays registered in it.
+    void *context;
+    if ((result = driver.primary_retain(&context, device)))
+        return result;
+    void *current = NULL;
+    if ((result = driver.context_get(&current)))
+        return result;
+    return current == context ? 0 : driver.context_set(context);
+}
+
+int ed_cuda_register(uint8_t *address, uint64_t length, uint64_t chunk, int read_only, uint64_t *done)
+{
+    const unsigned flags = REGISTER_PORTABLE | REGISTER_DEVICEMAP | (read_only ? REGISTER_READ_ONLY : 0);
+    for (*done = 0; *done < length;) {
+        const uint64_t left = length - *done, size = left < chunk ? left : chunk;
+        const int result = driver.host_register(address + *done, size, flags);
+        if (result) {
+            ed_cuda_unregister(address, *done, chunk);
+            return result;
+        }
+        __atomic_store_n(done, *done + size, __ATOMIC_RELAXED);
+    }
+    return 0;
+}
+
+int ed_cuda_unregister(uint8_t *address, uint64_t length, uint64_t chunk)
+{
+    int first = 0;
+    for (uint64_t at = 0; at < length; at += chunk) {
+        const int result = driver.host_unregister(address + at);
+        first = first ? first : result;
+    }
+    return first;
+}
+
+int ed_cuda_device_pointer(uint8_t *address, uint64_t *ret)
+{
+    return driver.host_pointer(ret, address, 0);
+}
+
+int ed_cuda_launch(uint64_t function, uint32_t grid, uint32_t block, const void *parameters, uint64_t stream)
+{
+    void *list[] = {(void *)parameters};
+    return driver.launch((void *)(uintptr_t)function, grid, 1, 1, block, 1, 1, 0, (void *)(uintptr_t)stream, list,
+                         NULL);
+}
+
+int ed_cuda_gather(const struct ed_cuda_gather *plan, uint64_t function, uint64_t ids, int ids_64, int64_t ids_stride,
+                   uint32_t outer, uint64_t out, int64_t out_stride, int64_t out_column_stride, uint64_t stream)
+{
+    struct ed_cuda_gather p = *plan;
+    p.ids = ids;
+    p.ids_64 = (uint32_t)ids_64;
+    p.ids_stride = ids_stride;
+    p.outer = outer;
+    p.out = out;
+    p.out_stride = out_stride;
+    p.out_column_stride = out_column_stride;
+    const uint64_t rows = (uint64_t)outer * p.out_columns;
+    if (rows == 0)
+        return 0;
+    return ed_cuda_launch(function, (uint32_t)((rows + WARPS - 1) / WARPS), BLOCK, &p, stream);
+}
+
+int ed_cuda_hash(const struct ed_cuda_hash *batch, uint64_t function, uint64_t stream)
+{
+    const uint64_t ids = (uint64_t)batch->count * batch->layers * batch->heads;
+    const uint64_t blocks = (ids + BLOCK - 1) / BLOCK;
+    if (ids == 0)
+        return 0;
+    return ed_cuda_launch(function, (uint32_t)(blocks < HASH_BLOCKS ? blocks : HASH_BLOCKS), BLOCK, batch, stream);
+}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA driver, opened at run time: registration of host memory, and launches with prepared parameters.
+//
+// The driver's own calls, not the runtime's: a failed cudaHostRegister leaves an error behind that an unrelated
+// kernel is blamed for later, a failed cuMemHostRegister does not. Functions return 0 or a CUresult. They set the
+// device's primary context for the calling thread where it has none, and leave the one it has otherwise.
+#ifndef ENGRAMDAX_CUDA_H
+#define ENGRAMDAX_CUDA_H
+
+#include <stdint.h>
+
+// Open libcuda and initialise it; NULL, or why there is none. `ED_CUDA_ABSENT` in place of a CUresult says that
+// this failed.
+const char *ed_cuda_open(void);
+
+enum { ED_CUDA_ABSENT = 10000 };
+
+// The driver's name and text for a CUresult.
+const char *ed_cuda_error_name(int result);
+const char *ed_cuda_error_text(int result);
+
+// Retain and set the primary context of device `ordinal`.
+int ed_cuda_use(int ordinal);
+
+// Register [address, address + length) for all contexts, mapped for the GPU, `read_only` where the mapping is. In
+// chunks of `chunk` bytes, a multiple of the page size: one call for 512 GiB or more fails on current drivers.
+// `*done` counts the bytes registered so far; on an error those before are unregistered again.
+int ed_cuda_register(uint8_t *address, uint64_t length, uint64_t chunk, int read_only, uint64_t *done);
+int ed_cuda_unregister(uint8_t *address, uint64_t length, uint64_t chunk);
+
+// The GPU's address of registered memory.
+int ed_cuda_device_pointer(uint8_t *address, uint64_t *ret);
+
+// As in kernels.cu.
+struct ed_cuda_hot {
+    uint64_t entries;
+    uint64_t rows;
+    uint64_t counters;
+    uint64_t row_stride;
+    uint32_t buckets;
+    uint32_t spare;
+};
+
+struct ed_cuda_insert {
+    uint64_t ids;
+    uint64_t entries;
+    uint32_t count, buckets;
+};
+
+struct ed_cuda_gather {
+    uint64_t base;
+    uint64_t stride;
+    uint64_t row_bytes;
+    int64_t row_low, row_high;
+    uint64_t head_begins;
+    uint32_t first_column, columns, out_columns;
+    uint32_t ids_64;
+    uint64_t ids;
+    int64_t ids_stride;
+    uint32_t outer, dim;
+    uint64_t out;
+    int64_t out_stride;
+    int64_t out_column_stride;
+    struct ed_cuda_hot hot;
+};
+
+struct ed_cuda_hash {
+    uint64_t tokens, starts, blocked, history, token_map, orders, multipliers, primes, reciprocals, offsets, out;
+    int64_t vocab, pad;
+    uint32_t count, sequences, tokens_64, out_64;
+    uint32_t layers, heads, heads_per_order, max_ngram;
+};
+
+// Launch a gather: `plan` with these ids and output. Nothing is allocated and nobody waits; may be captured.
+// Several threads may launch one plan at once.
+int ed_cuda_gather(const struct ed_cuda_gather *plan, uint64_t function, uint64_t ids, int ids_64, int64_t ids_stride,
+                   uint32_t outer, uint64_t out, int64_t out_stride, int64_t out_column_stride, uint64_t stream);
+
+// Launch the hash of a batch.
+int ed_cuda_hash(const struct ed_cuda_hash *batch, uint64_t function, uint64_t stream);
+
+// Launch any kernel that takes one struct.
+int ed_cuda_launch(uint64_t function, uint32_t grid, uint32_t block, const void *parameters, uint64_t stream);
+
+#endif

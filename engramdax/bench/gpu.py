@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contest on the GPU: rows out of one registered table, by our kernels and by serving engines' own.
+
+All contenders run in one process and in turn, call by call, on the same ids, fresh for each call and drawn on the
+device before the clock starts. Device time is taken by events around the call, with the device kept busy in front
+of the first, so that launch costs of the host do not count; they are timed by themselves. Peers read the very
+memory of our table, as two arrays: their bytes are then none of ours, so bytes are compared on a small table that
+is held both ways.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from engramdax.bench.gpu_peers import DIM, SCALES, SglangStaging, VllmLookup, sglang_gather
+from engramdax.errors import CudaError, EngramdaxError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from engramdax.table import Table
+
+HEADS: Final = 24
+ROUNDS: Final = 500
+LARGE_ROUNDS: Final = 60
+LARGE_TOKENS: Final = 4096
+STAGING_TOKENS: Final = 2048
+MEMCPY_ROWS: Final = 384
+BUSY_CYCLES: Final = 300_000
+WARM: Final = 10
+
+Call = "Callable[[], None]"
+
+
+@dataclass
+class Series:
+    """One contender at one number of tokens; microseconds on the device and, of the call itself, on the host."""
+
+    contender: str
+    tokens: int
+    device_us: list[float] = field(default_factory=list)
+    host_us: list[float] = field(default_factory=list)
+    wall: bool = False
+    """Times are of the host's clock, since part of the work is the host's."""
+
+
+@dataclass
+class Outcome:
+    """All series, what could not be measured and why, and what the GPU is."""
+
+    series: list[Series]
+    absent: dict[str, str]
+    gpu: str
+    registration_s: float
+    hot_rows: int
+    hot_bytes: int
+    hot_share: dict[int, float]
+
+
+def torch_module() -> Any:
+    """Give torch, whose streams, events and peers the benchmark needs."""
+    try:
+        import torch  # noqa: PLC0415  # a peer, never a dependency
+    except ImportError:
+        raise EngramdaxError(
+            "PyTorch is not installed", remedy="give it with --peers DIR, or pip install torch"
+        ) from None
+    if not torch.cuda.is_available():
+        raise CudaError("PyTorch sees no CUDA device", remedy="check nvidia-smi")
+    return torch
+
+
+class Contest:
+    """A table of packed float8 rows, and everybody who can gather from it."""
+
+    def __init__(
+        self, table: Table, draw: Callable[[int], Any], *, peers: Path | None, hot: str | None, sort: bool = True
+    ) -> None:
+        self.torch = torch_module()
+        self.table = table
+        self._draw = draw
+        start = time.perf_counter()
+        self.direct = table.cuda()
+        self.registration_s = time.perf_counter() - start
+        self.hot = table.cuda(hot=hot) if hot else None
+        self.absent: dict[str, str] = {}
+        self._sort = sort
+        self._sglang = self._peer("sglang", lambda: sglang_gather(peers))
+        self._vllm = self._peer("vllm", lambda: VllmLookup(peers))
+        # The same bytes as two arrays: values in front, scales behind.
+        self._weight = self.direct.device_ptr
+        self._scale = self._weight + table.rows * DIM
+
+    def _peer(self, name: str, make: Callable[[], Any]) -> Any:
+        try:
+            return make()
+        except (EngramdaxError, ImportError, OSError) as e:
+            self.absent[name] = str(e)
+            return None
+
+    def run(self, tokens: int, rounds: int) -> list[Series]:
+        """Measure everybody at one number of tokens."""
+        torch = self.torch
+        rows = tokens * HEADS
+        ids = torch.empty((tokens, HEADS), dtype=torch.int32, device="cuda")
+        wide = torch.empty(rows, dtype=torch.int64, device="cuda")
+        out = torch.empty((tokens, HEADS, DIM), dtype=torch.bfloat16, device="cuda")
+        calls: dict[str, Callable[[], Any]] = {
+            "engramdax direct": lambda: self.direct.gather(ids, out, format="bf16"),
+            "engramdax direct, prepared": self.direct.gatherer(ids, out, format="bf16"),
+        }
+        if self.hot is not None:
+            calls["engramdax hot"] = lambda: self.hot.gather(ids, out, format="bf16")  # type: ignore[union-attr]
+        if self._sglang:
+            flat = out.view(rows, DIM)
+            calls["sglang"] = lambda: self._sglang(self._weight, self._scale, wide, flat, DIM, DIM // SCALES)
+            if self._sort:
+                calls["sglang sorted"] = lambda: self._sglang(
+                    self._weight, self._scale, wide, flat, DIM, DIM // SCALES, sort_ids=True
+                )
+        if self._vllm:
+            weight = _tensor(torch, self._weight, (self.table.rows, DIM)).view(torch.float8_e4m3fn)
+            scale = _tensor(torch, self._scale, (self.table.rows, SCALES))
+            sms = torch.cuda.get_device_properties(0).multi_processor_count
+            calls["vllm"] = lambda: self._vllm(weight, scale, ids, out, self.table.rows, sms)
+        series = {name: Series(name, tokens) for name in calls}
+        events = [(torch.cuda.Event(True), torch.cuda.Event(True)) for _ in calls]
+        for round_ in range(-WARM, rounds):
+            for (name, call), (begin, end) in zip(calls.items(), events, strict=True):
+                ids.copy_(self._draw(tokens))
+                wide.copy_(ids.view(-1))
+                torch.cuda.synchronize()
+                torch.cuda._sleep(BUSY_CYCLES)
+                begin.record()
+                start = time.perf_counter_ns()
+                call()
+                host = time.perf_counter_ns() - start
+                end.record()
+                torch.cuda.synchronize()
+                if round_ >= 0:
+                    series[name].device_us.append(begin.elapsed_time(end) * 1e3)
+                    series[name].host_us.append(host / 1e3)
+        found = list(series.values())
+        if tokens >= STAGING_TOKENS:
+            found.append(self._staging(tokens, max(5, rounds // 10)))
+        if rows <= MEMCPY_ROWS:
+            found.append(self._copies(tokens, min(rounds, 50)))
+        return found
+
+    def _staging(self, tokens: int, rounds: int) -> Series:
+        torch = self.torch
+        bytes_ = np.frombuffer(self._rows_view(), np.uint8)
+        weight = torch.from_numpy(bytes_[: self.table.rows * DIM].reshape(-1, DIM))
+        scale = torch.from_numpy(bytes_[self.table.rows * DIM :].reshape(-1, SCALES))
+        stage = SglangStaging(torch, weight, scale)
+        out = torch.empty((tokens * HEADS, DIM), dtype=torch.bfloat16, device="cuda")
+        series = Series("sglang host staging", tokens, wall=True)
+        for round_ in range(-2, rounds):
+            ids = self._draw(tokens).view(-1).long().cpu()
+            torch.cuda.synchronize()
+            start = time.perf_counter_ns()
+            stage(ids, out)
+            if round_ >= 0:
+                series.device_us.append((time.perf_counter_ns() - start) / 1e3)
+        return series
+
+    def _copies(self, tokens: int, rounds: int) -> Series:
+        """One cudaMemcpyAsync per row, into a buffer of packed rows."""
+        torch = self.torch
+        from cuda.bindings import driver  # noqa: PLC0415  # optional
+
+        width = self.table.row_bytes
+        out = torch.empty((tokens * HEADS, width), dtype=torch.uint8, device="cuda")
+        stream = torch.cuda.current_stream().cuda_stream
+        series = Series("a copy per row", tokens, wall=True)
+        for _ in range(rounds):
+            places = (self._draw(tokens).view(-1).long() * width + self._weight).tolist()
+            torch.cuda.synchronize()
+            start = time.perf_counter_ns()
+            for i, place in enumerate(places):
+                driver.cuMemcpyHtoDAsync(out.data_ptr() + i * width, place, width, stream)
+            torch.cuda.synchronize()
+            series.device_us.append((time.perf_counter_ns() - start) / 1e3)
+        return series
+
+    def _rows_view(self) -> memoryview:
+        entry = self.table.entry
+        return self.table.attachment.mapping.view(entry.extent.offset, entry.bytes)
+
+    def compare(self, small: Table) -> int:
+        """Give how many values of a small table differ between our bf16 and the peers', bit for bit."""
+        torch = self.torch
+        rows = np.frombuffer(
+            small.attachment.mapping.view(small.entry.extent.offset, small.entry.bytes), np.uint8
+        ).reshape(-1, DIM + SCALES)
+        weight = torch.from_numpy(rows[:, :DIM].copy()).cuda()
+        scale = torch.from_numpy(rows[:, DIM:].copy()).cuda()
+        ids = torch.randint(-1, small.rows + 1, (small.rows // HEADS, HEADS), device="cuda", dtype=torch.int32)
+        ours = small.cuda().gather(ids, format="bf16").view(torch.int16)
+        wrong = 0
+        if self._sglang:
+            theirs = torch.empty((ids.numel(), DIM), dtype=torch.bfloat16, device="cuda")
+            self._sglang(
+                weight.data_ptr(), scale.data_ptr(), ids.view(-1).long(), theirs, DIM, DIM // SCALES, 0, small.rows
+            )
+            wrong += int((theirs.view(torch.int16) != ours.view(-1, DIM)).sum())
+        if self._vllm:
+            theirs = torch.empty((*ids.shape, DIM), dtype=torch.bfloat16, device="cuda")
+            sms = torch.cuda.get_device_properties(0).multi_processor_count
+            self._vllm(weight.view(torch.float8_e4m3fn), scale, ids, theirs, small.rows, sms)
+            # vLLM reads exponent byte 0 as zero, where SGLang and the format say 2**-127.
+            zero = (scale[ids.clamp(0, small.rows - 1).long()] == 0).repeat_interleave(DIM // SCALES, dim=-1)
+            wrong += int(((theirs.view(torch.int16) != ours) & ~zero).sum())
+        return wrong
+
+
+def _tensor(torch: Any, address: int, shape: tuple[int, ...]) -> Any:
+    """Give registered host memory as a tensor that kernels take."""
+
+    class Memory:
+        __cuda_array_interface__: Final = {
+            "shape": shape,
+            "typestr": "|u1",
+            "data": (address, True),
+            "strides": None,
+            "version": 3,
+        }
+
+    return torch.as_tensor(Memory(), device="cuda")

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU contest from plan to picture: the pool, the rounds, and what is printed of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from engramdax.bench.gpu import HEADS, LARGE_ROUNDS, LARGE_TOKENS, ROUNDS, Contest, Outcome, Series, torch_module
+from engramdax.bench.pattern import PatternSource
+from engramdax.bench.scratch import TABLE, scratch_pool
+from engramdax.errors import ParameterError
+from engramdax.format.layout import V41_ROW
+from engramdax.ngram import Hasher, Layout
+from engramdax.pool.loader import Load, load_tables
+from engramdax.pool.pool import Pool
+from engramdax.pool.writer import Writer
+from engramdax.trace.counts import hot_rows
+from engramdax.trace.tokens import Trace, read_traces
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+TOKENS: Final = (1, 4, 16, 64, 256, 1024, 8192)
+WINDOWS_US: Final = {"layer 2 of 64": 56.0, "layer 15 of 64": 780.0}
+"""What the layers before leave in Qwen3-32B at 3.6 ms a step."""
+
+SMALL_ROWS: Final = 24_000
+PROFILED: Final = 0.9
+"""Share of a trace that the hot list is made of; the rest is what is gathered."""
+
+OURS: Final = "engramdax"
+LAYER: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is asked for; see `engramdax bench gpu --help`."""
+
+    tokens: Sequence[int]
+    pages: str
+    size: int
+    trace: Path | None
+    config: Path | None
+    hot: str | None
+    rounds: int | None
+    peers: Path | None
+
+
+class _Ids:
+    """Fresh ids int32 [tokens, 24] on the device for each call."""
+
+    def __init__(self, torch: Any, rows: int, stretch: np.ndarray[Any, Any] | None) -> None:
+        self._torch = torch
+        self._rows = rows
+        self._stretch = None if stretch is None else torch.from_numpy(stretch.astype(np.int32)).cuda()
+        self._at = 0
+
+    def __call__(self, tokens: int) -> Any:
+        if self._stretch is None:
+            return self._torch.randint(0, self._rows, (tokens, HEADS), dtype=self._torch.int32, device="cuda")
+        if tokens > self._stretch.shape[0]:
+            raise ParameterError(f"the trace has {self._stretch.shape[0]} tokens to gather", remedy="give a longer one")
+        if self._at + tokens > self._stretch.shape[0]:
+            self._at = 0
+        self._at += tokens
+        return self._stretch[self._at - tokens : self._at]
+
+
+def hold(plan: Plan, progress: Callable[[str], None]) -> Outcome:
+    """Make the pool, measure everybody, and remove it again."""
+    torch = torch_module()
+    trace = None if plan.trace is None else read_traces([plan.trace])
+    layout = None if trace is None else _layout(plan, trace)
+    rows = layout.rows(LAYER) if layout else plan.size // V41_ROW.row_bytes
+    progress(f"making a table of {rows} rows")
+    table_bytes = rows * V41_ROW.row_bytes
+    with scratch_pool(plan.pages, table_bytes, V41_ROW.row_bytes, layout=V41_ROW, spare=4 << 30) as scratch:
+        stretch, shares = None, {}
+        with Writer(scratch.path) as writer:
+            load_tables(writer, [Load(PatternSource(SMALL_ROWS, V41_ROW.row_bytes, layout=V41_ROW), "small")])
+            if trace is not None and layout is not None:
+                hasher = Hasher(layout)
+                profiled, rest = trace.split(PROFILED)
+                if plan.hot:
+                    progress("counting the trace")
+                    hot = hot_rows(hasher, LAYER, profiled, most=32 << 20, memory=64 << 30)
+                    writer.set_hot(TABLE, hot.row_ids, [(int(hot.row_ids.size), hot.share(hot.row_ids.size))])
+                stretch = hasher(rest.tokens, starts=rest.starts)[:, LAYER]
+        with Pool(scratch.path) as pool:
+            table, small = pool[TABLE], pool["small"]
+        contest = Contest(table, _Ids(torch, rows, stretch), peers=plan.peers, hot=plan.hot)
+        wrong = contest.compare(small)
+        if wrong:
+            raise ParameterError(f"{wrong} values differ from the peers'")
+        series: list[Series] = []
+        for tokens in plan.tokens:
+            progress(f"{tokens} tokens")
+            before = contest.hot.hits() if contest.hot else 0
+            rounds = plan.rounds or (ROUNDS if tokens < LARGE_TOKENS else LARGE_ROUNDS)
+            found = contest.run(tokens, rounds)
+            series += found
+            if contest.hot:
+                calls = next(s for s in found if s.contender == f"{OURS} hot")
+                asked = (len(calls.device_us) + 10) * tokens * HEADS
+                shares[tokens] = (contest.hot.hits() - before) / asked
+        return Outcome(
+            series,
+            contest.absent,
+            torch.cuda.get_device_name(0),
+            contest.registration_s,
+            contest.hot.hot_rows if contest.hot else 0,
+            contest.hot.nbytes if contest.hot else 0,
+            shares,
+        )
+
+
+def _layout(plan: Plan, trace: Trace) -> Layout:
+    if not trace.compressed:
+        raise ParameterError(f"{plan.trace} holds raw token ids", remedy="give a trace of compressed_ids")
+    if plan.config is not None:
+        return Layout.from_config(json.loads(plan.config.read_text()), token_map=None)
+    heads = plan.size // V41_ROW.row_bytes // HEADS
+    vocab = max(99_092, int(trace.tokens.max()) + 1)
+    return Layout.make(
+        layer_ids=[1], max_ngram=4, heads_per_order=8, vocab_size=heads - heads // 100, pad_id=2, compressed_vocab=vocab
+    )
+
+
+def best_peers(outcome: Outcome) -> dict[int, tuple[str, float]]:
+    """Give the fastest peer and its median by tokens."""
+    best: dict[int, tuple[str, float]] = {}
+    for s in outcome.series:
+        median = float(np.median(s.device_us))
+        if not s.contender.startswith(OURS) and median < best.get(s.tokens, ("", np.inf))[1]:
+            best[s.tokens] = (s.contender, median)
+    return best
+
+
+COLUMNS: Final = (
+    ">TOKENS",
+    ">ROWS",
+    "CONTENDER",
+    ">MEDIAN US",
+    ">P90 US",
+    ">P99 US",
+    ">HOST US",
+    ">M ROWS/S",
+    ">OF BEST PEER",
+    "",
+)
+
+
+def heading(outcome: Outcome) -> list[str]:
+    """Give the lines above the table."""
+    first = [f"{outcome.gpu}; registered in {outcome.registration_s:.1f} s"]
+    if outcome.hot_rows:
+        first.append(f"{outcome.hot_rows} hot rows in {outcome.hot_bytes} bytes of GPU memory")
+    return first + [f"absent: {name}: {why}" for name, why in outcome.absent.items()]
+
+
+def lines(outcome: Outcome) -> list[tuple[str, ...]]:
+    """Give a line for each series."""
+    best = best_peers(outcome)
+    return [_line(s, best.get(s.tokens), outcome.hot_share.get(s.tokens)) for s in outcome.series]
+
+
+def _line(s: Series, best: tuple[str, float] | None, share: float | None) -> tuple[str, ...]:
+    median, p90, p99 = (float(np.percentile(s.device_us, q)) for q in (50, 90, 99))
+    host = f"{np.median(s.host_us):.1f}" if s.host_us else ""
+    notes = ["wall"] if s.wall else []
+    if s.contender == f"{OURS} hot" and share is not None:
+        notes.append(f"{share:.1%} served hot")
+    return (
+        str(s.tokens),
+        str(s.tokens * HEADS),
+        s.contender,
+        f"{median:.1f}",
+        f"{p90:.1f}",
+        f"{p99:.1f}",
+        host,
+        f"{s.tokens * HEADS / median:.1f}",
+        f"{median / best[1]:.2f}" if best else "",
+        ", ".join(notes),
+    )
+
+
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    """Give all of it as JSON values."""
+    best = best_peers(outcome)
+    return {
+        "gpu": outcome.gpu,
+        "registration_s": outcome.registration_s,
+        "hot_rows": outcome.hot_rows,
+        "hot_bytes": outcome.hot_bytes,
+        "absent": outcome.absent,
+        "results": [
+            {
+                "tokens": s.tokens,
+                "rows": s.tokens * HEADS,
+                "contender": s.contender,
+                "wall": s.wall,
+                "calls": len(s.device_us),
+                "median_us": float(np.median(s.device_us)),
+                "p90_us": float(np.percentile(s.device_us, 90)),
+                "p99_us": float(np.percentile(s.device_us, 99)),
+                "host_us": float(np.median(s.host_us)) if s.host_us else None,
+                "of_best_peer": float(np.median(s.device_us)) / best[s.tokens][1] if s.tokens in best else None,
+                "hot_share": outcome.hot_share.get(s.tokens) if s.contender == f"{OURS} hot" else None,
+            }
+            for s in outcome.series
+        ],
+    }
+
+
+def draw(outcome: Outcome, path: Path) -> None:
+    """Draw medians against tokens, and the windows within which rows have to be there."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  # optional; the caller has checked
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    for name in dict.fromkeys(s.contender for s in outcome.series):
+        points = [(s.tokens, float(np.median(s.device_us))) for s in outcome.series if s.contender == name]
+        axes.plot(*zip(*points, strict=True), "o-", label=name)
+    for name, window in WINDOWS_US.items():
+        axes.axhline(window, linestyle="--", linewidth=1, color="grey")
+        axes.annotate(f"{window:.0f} us: {name}", (1, window), va="bottom", fontsize="small")
+    axes.set(xscale="log", yscale="log", xlabel="tokens, 24 rows each", ylabel="us")
+    axes.legend(fontsize="small")
+    figure.savefig(path)

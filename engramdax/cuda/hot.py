@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hot rows: copies of the most-read rows in GPU memory, behind a hash table that the kernels probe.
+
+Rows lie dense; an entry of the hash table is 8 bytes, 16 to a bucket, a bucket one memory access of a warp.
+An entry that finds its bucket full goes to the next one, so every row that fits the budget is in.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from engramdax._core import ffi, lib
+from engramdax.cuda.driver import DeviceMemory, bindings, checked, error
+from engramdax.cuda.kernels import function
+from engramdax.errors import ParameterError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+BUCKET: Final = 16
+LOAD: Final = 0.7
+"""Share of the entries in use: above it more lookups would need a second bucket."""
+
+COUNTERS: Final = 64
+ROW_ALIGN: Final = 16
+
+
+def rows_within(budget: int, row_bytes: int) -> int:
+    """Give how many rows fit `budget` bytes, hash table and all."""
+    each = _row_stride(row_bytes) + 8 / LOAD
+    return max(0, int((budget - COUNTERS * 8 - BUCKET * 8) / each))
+
+
+def _row_stride(row_bytes: int) -> int:
+    # Whole rows of 264 bytes at multiples of 8 stay as they are: padding would cost rows.
+    align = ROW_ALIGN if row_bytes % ROW_ALIGN == 0 else 8 if row_bytes % 8 == 0 else 1
+    return -(-row_bytes // align) * align
+
+
+class HotRows:
+    """The hot rows of one table on one device. `seconds` is how long the building took."""
+
+    def __init__(self, device: int, plan: Any, raw_function: int, ids: npt.NDArray[np.int64], row_bytes: int) -> None:
+        if ids.size and int(ids.max()) >= (1 << 32) - 1:
+            raise ParameterError("hot rows of tables with 2**32 rows and more are not supported")
+        start = time.perf_counter()
+        driver = bindings()
+        self.count = int(ids.size)
+        buckets = max(1, -(-self.count // int(BUCKET * LOAD)))
+        stride = _row_stride(row_bytes)
+        self._entries = DeviceMemory(buckets * BUCKET * 8)
+        self._rows = DeviceMemory(self.count * stride)
+        self._counters = DeviceMemory(COUNTERS * 8)
+        checked(driver.cuMemsetD8(self._entries.address, 0xFF, self._entries.nbytes), "cannot clear the hash table")
+        checked(driver.cuMemsetD8(self._counters.address, 0, COUNTERS * 8), "cannot clear the counters")
+        list_ids = DeviceMemory(self.count * 4)
+        list_ids.write(np.ascontiguousarray(ids, np.uint32))
+        insert = function(device, "insert_hot")
+        parameters: Any = ffi.new(
+            "struct ed_cuda_insert *",
+            {"ids": list_ids.address, "count": self.count, "entries": self._entries.address, "buckets": buckets},
+        )
+        if self.count and (result := lib.ed_cuda_launch(insert, -(-self.count // 256), 256, parameters, 0)):
+            raise error(result, "the hash table of hot rows cannot be built")
+        # int32 ids serve: places count from 0, and row ids above 2**31 are read as int64.
+        wide = DeviceMemory(self.count * 8)
+        wide.write(np.ascontiguousarray(ids, np.int64))
+        result = lib.ed_cuda_gather(
+            plan, raw_function, wide.address, 1, 1, self.count, self._rows.address, stride, 0, 0
+        )
+        if result:
+            raise error(result, "the hot rows cannot be fetched")
+        checked(driver.cuCtxSynchronize(), "the hot rows cannot be fetched")
+        self.nbytes = self._entries.nbytes + self._rows.nbytes + self._counters.nbytes
+        self.seconds = time.perf_counter() - start
+        self.fields = {
+            "entries": self._entries.address,
+            "rows": self._rows.address,
+            "counters": self._counters.address,
+            "row_stride": stride,
+            "buckets": buckets,
+        }
+
+    def hits(self) -> int:
+        """Give how many rows were found here so far; waits for the GPU."""
+        counters = np.zeros(COUNTERS, np.uint64)
+        self._counters.read(counters)
+        return int(counters.sum())

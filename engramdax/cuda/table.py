@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A table as one GPU sees it; made by `Table.cuda`."""
+
+from __future__ import annotations
+
+import sys
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+
+from engramdax._core import ffi, lib
+from engramdax.backing import parse_size
+from engramdax.cuda.arrays import DeviceArray, device_array, stream_handle, wait_for_producers
+from engramdax.cuda.driver import DeviceMemory, bindings, checked, error, use
+from engramdax.cuda.hot import HotRows, rows_within
+from engramdax.cuda.kernels import function
+from engramdax.cuda.registration import register
+from engramdax.errors import ClosedError, CudaError, ParameterError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from engramdax.table import Table
+
+Format = Literal["raw", "bf16", "fp16"]
+PATHS: Final = ("auto", "direct")
+LAUNCH_ROWS: Final = 1 << 31
+UNITS: Final = (16, 8, 4, 2, 1)
+
+
+class CudaTable:
+    """Gathers rows of a table into memory of one GPU, straight out of the registered pool.
+
+    device_ptr: address at which the GPU sees row 0. nbytes: GPU memory that this object takes (hot rows).
+    May be used by several threads and streams at once; every call may be captured into a CUDA graph, but for
+    those with `out=None`.
+    """
+
+    capturable: Final = True
+
+    def __init__(
+        self,
+        table: Table,
+        device: int = 0,
+        *,
+        hot: int | str | None = None,
+        path: str = "auto",
+        heads: tuple[int, int] | None = None,
+        padded_heads: int | None = None,
+        rows: tuple[int, int] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        if path not in PATHS:
+            raise ParameterError(f"path={path!r} is unknown", remedy=f"say {' or '.join(PATHS)}")
+        layout = table.layout
+        strides = {field.stride for field in layout.fields}
+        if strides != {layout.row_bytes} or layout.fields[0].offset:
+            raise ParameterError(
+                f"table {table.name} is not packed", remedy="load it with engramdax, which packs each row in one piece"
+            )
+        self.table = table
+        self.device = device
+        self._float8_dim = _float8_dim(table)
+        use(device)
+        self._registration = register(
+            table.attachment, table.entry.extent, layout.row_bytes, device=device, progress=progress
+        )
+        self.device_ptr = self._registration.device_pointer
+        self.nbytes = 0
+        self._closed = False
+        low, high = (0, table.rows) if rows is None else rows
+        if not 0 <= low <= high <= table.rows:
+            raise ParameterError(f"rows {low} to {high} are no part of {table.rows}")
+        self._heads = heads
+        self._padded = padded_heads
+        if heads is not None and (heads[0] < 0 or heads[1] < 1 or (padded_heads or heads[1]) < heads[1]):
+            raise ParameterError(f"heads={heads}, padded_heads={padded_heads} make no range")
+        plan: Any = ffi.new("struct ed_cuda_gather *")
+        plan.base, plan.stride, plan.row_bytes = self.device_ptr, layout.row_bytes, layout.row_bytes
+        plan.row_low, plan.row_high, plan.dim = low, high, self._float8_dim
+        self._plan = plan
+        self._begins: DeviceMemory | None = None
+        if table.heads:
+            begins = np.array([0, *accumulate(table.heads)], np.int64)
+            self._begins = DeviceMemory(begins.nbytes)
+            self._begins.write(begins)
+        self._functions = {("raw", unit): function(device, f"gather_raw_{unit}") for unit in UNITS}
+        if self._float8_dim:
+            self._functions["bf16", 16] = function(device, "gather_float8_bf16")
+            self._functions["fp16", 16] = function(device, "gather_float8_fp16")
+        self._plans: dict[tuple[int, int, int, bool], Any] = {}
+        self._hot = None if hot is None else self._make_hot(hot)
+
+    def gather(
+        self,
+        ids: Any,
+        out: Any = None,
+        stream: Any = None,
+        *,
+        format: Format = "raw",  # noqa: A002 - the name of the interface
+        per_head: bool = False,
+    ) -> Any:
+        """Start a gather on a stream and return at once.
+
+        ids: int32 or int64 on the device, [..., C]; the last dimension is dense, those before it may be strided
+        as one. -1, and every id outside the table or this object's rows, gives a row of zeros.
+        out: [..., C, R] on the device, or [..., padded, R] with a head range: R is row_bytes of uint8 (or the
+        same bytes as another type) for format="raw", and the number of values for "bf16" and "fp16", of which
+        float8 x 2**e tables have them. The last dimension is dense, those before may be strided, C by one and
+        the rest as one. None: a new array, torch's if `ids` is; refused while the stream is captured.
+        stream: see `engramdax.cuda.arrays.stream_handle`; None is torch's current stream.
+
+        Nothing synchronises or allocates when `out` is given. Gives `out`.
+        """
+        prepared = self._prepare(ids, out, stream, format=format, per_head=per_head)
+        if result := lib.ed_cuda_gather(*prepared.arguments):
+            raise error(result, f"the gather of table {self.table.name} cannot be launched")
+        return prepared.out
+
+    def gatherer(
+        self,
+        ids: Any,
+        out: Any,
+        stream: Any = None,
+        *,
+        format: Format = "raw",  # noqa: A002
+        per_head: bool = False,
+    ) -> CudaGatherer:
+        """Prepare a gather of whatever `ids` holds at the time of each launch; arguments as for `gather`.
+
+        A call of the result costs one call of the driver.
+        """
+        if out is None:
+            raise ParameterError("a prepared gather needs its out", remedy="give an array for the rows")
+        return self._prepare(ids, out, stream, format=format, per_head=per_head)
+
+    def _prepare(self, ids: Any, out: Any, stream: Any, *, format: Format, per_head: bool) -> CudaGatherer:  # noqa: A002
+        if self._closed:
+            raise ClosedError(f"the CudaTable of {self.table.name} was closed")
+        if format not in ("raw", "bf16", "fp16") or (format != "raw" and not self._float8_dim):
+            raise ParameterError(
+                f"format={format!r} does not go with table {self.table.name}",
+                remedy="say raw; float8 tables with scales have bf16 and fp16, too",
+            )
+        source = device_array(ids, "ids")
+        if source.dtype not in ("int32", "int64"):
+            raise ParameterError(f"ids are {source.dtype}", remedy="give int32 or int64")
+        if per_head and self._begins is None:
+            raise ParameterError(f"table {self.table.name} has no heads", remedy="load it with its config.json")
+        by_heads = per_head or self._heads is not None
+        outer, ids_stride, columns = _ids_form(source, by_heads=by_heads)
+        if per_head and self.table.heads and columns != len(self.table.heads):
+            raise ParameterError(f"ids of shape {source.shape} do not end in {len(self.table.heads)} heads")
+        first, count = self._heads or (0, columns)
+        if first + count > columns:
+            raise ParameterError(f"ids of shape {source.shape} do not hold heads {first} to {first + count - 1}")
+        padded = self._padded or count
+        shape = source.shape[:-1] + ((padded,) if by_heads or len(source.shape) > 1 else source.shape[-1:])
+        row_bytes = self.table.row_bytes if format == "raw" else 2 * self._float8_dim
+        if out is None:
+            out = self._new_out(ids, source, shape, stream, format)
+        target = device_array(out, "out")
+        _check_out(target, shape, row_bytes, format)
+        handle = stream_handle(stream, (source, target))
+        if source.producer is not None or target.producer is not None:
+            wait_for_producers((source, target), handle)
+        out_stride, column_stride = _out_form(target, columns=len(shape) > 1 or by_heads)
+        places = target.address | out_stride | column_stride
+        if format == "raw":
+            unit = next(n for n in UNITS if (places | self.table.row_bytes | self.device_ptr) % n == 0)
+        elif places % 16:
+            raise ParameterError("rows of out do not lie at multiples of 16 bytes", remedy="give an aligned array")
+        else:
+            unit = 16
+        arguments = (
+            self._plan_for(first, count, padded, per_head=per_head),
+            self._functions[format, unit],
+            source.address,
+            source.itemsize == 8,
+            ids_stride,
+            outer,
+            target.address,
+            out_stride,
+            column_stride,
+            handle,
+        )
+        if outer * padded >= LAUNCH_ROWS:
+            raise ParameterError(f"{outer * padded} rows in one call", remedy=f"gather at most {LAUNCH_ROWS - 1}")
+        return CudaGatherer(self, arguments, (source.keep, target.keep), out)
+
+    def _plan_for(self, first: int, count: int, padded: int, *, per_head: bool) -> Any:
+        key = (first, count, padded, per_head)
+        plan: Any = self._plans.get(key)
+        if plan is None:
+            plan = ffi.new("struct ed_cuda_gather *", self._plan[0])
+            plan.first_column, plan.columns, plan.out_columns = first, count, padded
+            plan.head_begins = self._begins.address if per_head and self._begins else 0
+            if self._hot:
+                for name, value in self._hot.fields.items():
+                    setattr(plan.hot, name, value)
+            self._plans[key] = plan
+        return plan
+
+    def _new_out(self, ids: Any, source: DeviceArray, shape: tuple[int, ...], stream: Any, format: Format) -> Any:  # noqa: A002
+        driver = bindings()
+        handle = stream_handle(stream, (source,))
+        status = checked(driver.cuStreamIsCapturing(handle), "the stream does not tell whether it is captured")
+        if int(status):
+            raise CudaError("out=None allocates, which a captured stream cannot", remedy="give an out")
+        last = self.table.row_bytes if format == "raw" else self._float8_dim
+        if source.torch:
+            torch = sys.modules["torch"]
+            dtype = {"raw": torch.uint8, "bf16": torch.bfloat16, "fp16": torch.float16}[format]
+            return torch.empty((*shape, last), dtype=dtype, device=ids.device)
+        typestr = {"raw": "|u1", "bf16": "<u2", "fp16": "<f2"}[format]
+        size = 1 if format == "raw" else 2
+        return DeviceMemory(int(np.prod(shape)) * last * size, shape=(*shape, last), typestr=typestr)
+
+    def _make_hot(self, hot: int | str) -> HotRows:
+        budget = parse_size(hot) if isinstance(hot, str) else int(hot)
+        ids = self.table.hot
+        if ids is None:
+            raise ParameterError(
+                f"table {self.table.name} has no hot list", remedy="make one with `engramdax trace` and `hot set`"
+            )
+        ids = ids[(ids >= self._plan.row_low) & (ids < self._plan.row_high)]
+        if self._heads is not None and self.table.heads:
+            begins = [0, *accumulate(self.table.heads)]
+            first, count = self._heads
+            ids = ids[(ids >= begins[first]) & (ids < begins[min(first + count, len(begins) - 1)])]
+        ids = ids[: rows_within(budget, self.table.row_bytes)]
+        stride = self.table.row_bytes
+        unit = next(n for n in UNITS if (stride | self.device_ptr) % n == 0)
+        built = HotRows(self.device, self._plan_for(0, 1, 1, per_head=False), self._functions["raw", unit], ids, stride)
+        self._plans.clear()  # the one that fetched the rows knows nothing of them
+        self.nbytes += built.nbytes
+        return built
+
+    @property
+    def hot_rows(self) -> int:
+        """Give the number of hot rows; all of the list that fits the budget."""
+        return self._hot.count if self._hot else 0
+
+    @property
+    def hot_seconds(self) -> float:
+        """Give how long the hot rows took to build, in seconds."""
+        return self._hot.seconds if self._hot else 0.0
+
+    def close(self) -> None:
+        """Give GPU memory and registration back, once the GPU has done what was launched. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        checked(bindings().cuCtxSynchronize(), "the GPU failed")
+        self._hot = None
+        self._plans.clear()
+        del self._registration, self._begins
+
+    def hits(self) -> int:
+        """Give how many rows were served from the hot rows so far; waits for the GPU."""
+        return self._hot.hits() if self._hot else 0
+
+
+class CudaGatherer:
+    """A gather whose arrays were checked once; made by `CudaTable.gatherer`. A call launches it and gives `out`."""
+
+    __slots__ = ("_keep", "arguments", "out", "table")
+
+    def __init__(self, table: CudaTable, arguments: tuple[Any, ...], keep: Any, out: Any) -> None:
+        self.table = table
+        self.arguments = arguments
+        self._keep = keep
+        self.out = out
+
+    def __call__(self) -> Any:
+        """Launch on the stream that was given."""
+        if result := lib.ed_cuda_gather(*self.arguments):
+            raise error(result, f"the gather of table {self.table.table.name} cannot be launched")
+        return self.out
+
+
+def _float8_dim(table: Table) -> int:
+    """Give the number of values of a row of float8 values and their scales, 0 for any other row."""
+    fields = table.layout.fields
+    if [f.dtype for f in fields] != ["float8_e4m3fn", "float8_e8m0fnu"]:
+        return 0
+    values, scales = fields[0].count, fields[1].count
+    return values if values == 32 * scales and table.row_bytes % 8 == 0 else 0
+
+
+def _collapse(shape: tuple[int, ...], strides: tuple[int, ...], what: str) -> tuple[int, int]:
+    """Give leading dimensions as one: how many, and the bytes from one to the next."""
+    count, stride, expected = 1, 0, None
+    for length, step in zip(reversed(shape), reversed(strides), strict=True):
+        if length == 1:
+            continue
+        if expected is not None and step != expected:
+            raise ParameterError(f"the leading dimensions of {what} are strided apart", remedy="make it contiguous")
+        stride = stride or step
+        count, expected = count * length, step * length
+    return count, stride
+
+
+def _ids_form(ids: DeviceArray, *, by_heads: bool) -> tuple[int, int, int]:
+    """Give outer, ids_stride (elements) and columns."""
+    shape, strides, size = ids.shape, ids.strides, ids.itemsize
+    if len(shape) > 1 or (shape and by_heads):
+        if strides[-1] != size and shape[-1] > 1:
+            raise ParameterError(f"the last dimension of ids is strided ({strides[-1]} bytes)")
+        outer, stride = _collapse(shape[:-1], strides[:-1], "ids")
+        return (outer if shape[-1] else 0), stride // size, shape[-1]
+    outer, stride = _collapse(shape, strides, "ids")
+    return (outer if 0 not in shape else 0), stride // size, 1
+
+
+def _check_out(out: DeviceArray, shape: tuple[int, ...], row_bytes: int, format: Format) -> None:  # noqa: A002
+    allowed = {"bf16": ("bfloat16", "uint16"), "fp16": ("float16", "uint16")}.get(format, (out.dtype,))
+    if out.dtype not in allowed:
+        raise ParameterError(f"out is {out.dtype}", remedy=f"give {allowed[0]} for format={format!r}")
+    last = row_bytes // out.itemsize
+    if out.shape != (*shape, last) or row_bytes % out.itemsize:
+        raise ParameterError(f"out has shape {out.shape}", remedy=f"give {(*shape, last)}")
+    if out.strides[-1] != out.itemsize and last > 1:
+        raise ParameterError(f"the last dimension of out is strided ({out.strides[-1]} bytes)")
+
+
+def _out_form(out: DeviceArray, *, columns: bool) -> tuple[int, int]:
+    """Give the bytes from outer to outer and from column to column."""
+    if columns:
+        _, stride = _collapse(out.shape[:-2], out.strides[:-2], "out")
+        return stride, out.strides[-2]
+    _, stride = _collapse(out.shape[:-1], out.strides[:-1], "out")
+    return stride, 0
