@@ -127,7 +127,7 @@ class Contest:
             weight = _tensor(torch, self._weight, (self.table.rows, DIM)).view(torch.float8_e4m3fn)
             scale = _tensor(torch, self._scale, (self.table.rows, SCALES))
             sms = torch.cuda.get_device_properties(0).multi_processor_count
-            calls["vllm"] = lambda: self._vllm(weight, scale, ids, out, self.table.rows, sms)
+            calls["vllm"] = lambda: self._vllm((weight, scale), ids, out, rows=self.table.rows, multiprocessors=sms)
         series = {name: Series(name, tokens) for name in calls}
         events = [(torch.cuda.Event(True), torch.cuda.Event(True)) for _ in calls]
         for round_ in range(-WARM, rounds):
@@ -135,7 +135,7 @@ class Contest:
                 ids.copy_(self._draw(tokens))
                 wide.copy_(ids.view(-1))
                 torch.cuda.synchronize()
-                torch.cuda._sleep(BUSY_CYCLES)
+                torch.cuda._sleep(BUSY_CYCLES)  # noqa: SLF001 - what torch's own benchmarks use
                 begin.record()
                 start = time.perf_counter_ns()
                 call()
@@ -212,7 +212,7 @@ class Contest:
         if self._vllm:
             theirs = torch.empty((*ids.shape, DIM), dtype=torch.bfloat16, device="cuda")
             sms = torch.cuda.get_device_properties(0).multi_processor_count
-            self._vllm(weight.view(torch.float8_e4m3fn), scale, ids, theirs, small.rows, sms)
+            self._vllm((weight.view(torch.float8_e4m3fn), scale), ids, theirs, rows=small.rows, multiprocessors=sms)
             # vLLM reads exponent byte 0 as zero, where SGLang and the format say 2**-127.
             zero = (scale[ids.clamp(0, small.rows - 1).long()] == 0).repeat_interleave(DIM // SCALES, dim=-1)
             wrong += int(((theirs.view(torch.int16) != ours) & ~zero).sum())

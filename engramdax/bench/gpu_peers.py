@@ -76,8 +76,9 @@ class VllmLookup:
         path.write_text(head + body + "\n")
         self._kernel = getattr(_load(path, "engramdax_peer_vllm"), VLLM_KERNEL)
 
-    def __call__(self, weight: Any, scales: Any, ids: Any, out: Any, rows: int, multiprocessors: int) -> None:
-        """Look up ids int32 [T, 24] into bf16 out; weight and scales are tensors on the table."""
+    def __call__(self, table: tuple[Any, Any], ids: Any, out: Any, *, rows: int, multiprocessors: int) -> None:
+        """Look up ids int32 [T, 24] into bf16 out; `table` is values and scales as tensors."""
+        weight, scales = table
         count, heads = ids.numel(), ids.shape[1]
         grid = min(-(-count // VLLM_ROWS_PER_TILE), multiprocessors)
         self._kernel[grid,](
@@ -105,7 +106,7 @@ class VllmLookup:
 
 
 class SglangStaging:
-    """SGLang's host staging in its shape: 16 threads of index_select into fresh pinned buffers, copies, dequantising."""
+    """SGLang's host staging in its shape: 16 threads of index_select into pinned buffers, copies, dequantising."""
 
     def __init__(self, torch: Any, weight: Any, scale: Any) -> None:
         self._torch = torch

@@ -67,7 +67,8 @@ def scratch_pool(
 ) -> Iterator[Scratch]:
     """Have a pool on `pages` ("4k" or "2m") with a table of at most `table_bytes`; removed at the end.
 
-    `layout` says what the rows are, by default bytes; `spare` is room beside the table. Raises BackingError or RefusedError where such memory is not to be had.
+    `layout` says what the rows are, by default bytes; `spare` is room beside the table. Raises BackingError or
+    RefusedError where such memory is not to be had.
     """
     rows = table_bytes // row_bytes
     if rows < 1:
