@@ -192,6 +192,18 @@ class Contest:
         entry = self.table.entry
         return self.table.attachment.mapping.view(entry.extent.offset, entry.bytes)
 
+    def seams(self) -> int:
+        """Give how many bytes of rows around the seams of the registration, and of random rows, are wrong."""
+        torch = self.torch
+        chunk = self.direct.chunk_bytes
+        ids = [np.random.default_rng(0).integers(0, self.table.rows, 4096)]
+        for seam in range(chunk, self.table.nbytes, chunk):
+            row = seam // self.table.row_bytes
+            ids.append(np.arange(row - 64, min(row + 64, self.table.rows)))
+        wanted = np.concatenate(ids)
+        found = self.direct.gather(torch.from_numpy(wanted).cuda()).cpu().numpy()
+        return int((found != self.table.gather(wanted).view(np.uint8).reshape(found.shape)).sum())
+
     def compare(self, small: Table) -> int:
         """Give how many values of a small table differ between our bf16 and the peers', bit for bit."""
         torch = self.torch
@@ -226,7 +238,7 @@ def _tensor(torch: Any, address: int, shape: tuple[int, ...]) -> Any:
         __cuda_array_interface__: Final = {
             "shape": shape,
             "typestr": "|u1",
-            "data": (address, True),
+            "data": (address, False),  # torch takes no read-only memory
             "strides": None,
             "version": 3,
         }

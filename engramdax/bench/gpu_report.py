@@ -12,7 +12,7 @@ import numpy as np
 from engramdax.bench.gpu import HEADS, LARGE_ROUNDS, LARGE_TOKENS, ROUNDS, Contest, Outcome, Series, torch_module
 from engramdax.bench.pattern import PatternSource
 from engramdax.bench.scratch import TABLE, scratch_pool
-from engramdax.errors import ParameterError
+from engramdax.errors import CudaError, ParameterError
 from engramdax.format.layout import V41_ROW
 from engramdax.ngram import Hasher, Layout
 from engramdax.pool.loader import Load, load_tables
@@ -94,9 +94,10 @@ def hold(plan: Plan, progress: Callable[[str], None]) -> Outcome:
         with Pool(scratch.path) as pool:
             table, small = pool[TABLE], pool["small"]
         contest = Contest(table, _Ids(torch, rows, stretch), peers=plan.peers, hot=plan.hot)
-        wrong = contest.compare(small)
-        if wrong:
-            raise ParameterError(f"{wrong} values differ from the peers'")
+        if wrong := contest.compare(small):
+            raise CudaError(f"{wrong} values differ from the peers'")
+        if wrong := contest.seams():
+            raise CudaError(f"{wrong} bytes differ from what the CPU gathers")
         series: list[Series] = []
         for tokens in plan.tokens:
             progress(f"{tokens} tokens")

@@ -27,6 +27,8 @@ class DeviceArray:
     keep: Any
     producer: int | None = None
     torch: bool = False
+    device: int | None = None
+    """Ordinal of the GPU, where the array tells it."""
 
 
 def device_array(array: Any, what: str) -> DeviceArray:
@@ -43,6 +45,7 @@ def device_array(array: Any, what: str) -> DeviceArray:
             tuple(stride * size for stride in array.stride()),
             array,
             torch=True,
+            device=array.get_device(),
         )
     if (interface := getattr(array, "__cuda_array_interface__", None)) is not None:
         return _from_interface(interface, array, what)
@@ -105,6 +108,7 @@ def _from_dlpack(array: Any, what: str) -> DeviceArray:
         shape,
         strides,
         (array, capsule),
+        device=tensor.device.ordinal,
     )
 
 
@@ -125,7 +129,7 @@ def stream_handle(stream: Any, arrays: tuple[DeviceArray, ...]) -> int:
     if stream is None:
         if not all(array.torch for array in arrays):
             raise ParameterError("stream is missing", remedy="say on which stream the arrays are used")
-        return int(sys.modules["torch"].cuda.current_stream().cuda_stream)
+        return torch_stream(arrays[0].device or 0)
     if isinstance(stream, int):
         return stream
     for name in ("cuda_stream", "__cuda_stream__"):
@@ -134,6 +138,14 @@ def stream_handle(stream: Any, arrays: tuple[DeviceArray, ...]) -> int:
         if value is not None:
             return int(value[1] if isinstance(value, tuple) else value)
     raise ParameterError(f"stream is a {type(stream).__name__}", remedy="give a CUstream's number or a Stream object")
+
+
+def torch_stream(device: int) -> int:
+    """Give torch's current stream on a device."""
+    torch = sys.modules["torch"]
+    # What torch's own compiler calls; the public way makes an object of Python's for each call.
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001
+    return int(raw(device) if raw else torch.cuda.current_stream(device).cuda_stream)
 
 
 def wait_for_producers(arrays: tuple[DeviceArray, ...], stream: int) -> None:

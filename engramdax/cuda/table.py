@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from engramdax._core import ffi, lib
 from engramdax.backing import parse_size
-from engramdax.cuda.arrays import DeviceArray, device_array, stream_handle, wait_for_producers
+from engramdax.cuda.arrays import DeviceArray, device_array, stream_handle, torch_stream, wait_for_producers
 from engramdax.cuda.driver import DeviceMemory, bindings, checked, error, use
 from engramdax.cuda.hot import HotRows, rows_within
 from engramdax.cuda.kernels import function
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 Format = Literal["raw", "bf16", "fp16"]
 PATHS: Final = ("auto", "direct")
+MOST_FORMS: Final = 256
+NO_CONTEXT: Final = 201  # CUDA_ERROR_INVALID_CONTEXT
 LAUNCH_ROWS: Final = 1 << 31
 UNITS: Final = (16, 8, 4, 2, 1)
 
@@ -90,7 +93,10 @@ class CudaTable:
             self._functions["bf16", 16] = function(device, "gather_float8_bf16")
             self._functions["fp16", 16] = function(device, "gather_float8_fp16")
         self._plans: dict[tuple[int, int, int, bool], Any] = {}
-        self._hot = None if hot is None else self._make_hot(hot)
+        self._forms: dict[Any, _Form] = {}
+        self._hot: HotRows | None = None
+        if hot is not None:
+            self._hot = self._make_hot(hot)
 
     def gather(
         self,
@@ -113,10 +119,40 @@ class CudaTable:
 
         Nothing synchronises or allocates when `out` is given. Gives `out`.
         """
-        prepared = self._prepare(ids, out, stream, format=format, per_head=per_head)
-        if result := lib.ed_cuda_gather(*prepared.arguments):
-            raise error(result, f"the gather of table {self.table.name} cannot be launched")
-        return prepared.out
+        key = None if out is None else _torch_key(ids, out, format, per_head)
+        known = self._forms.get(key)
+        if known is None or (out.data_ptr() & (known.align - 1)):
+            prepared = self._prepare(ids, out, stream, format=format, per_head=per_head)
+            if key is not None:
+                self._remember(key, prepared)
+            return prepared()
+        result = lib.ed_cuda_gather(
+            known.plan,
+            known.function,
+            ids.data_ptr(),
+            known.ids_64,
+            known.ids_stride,
+            known.outer,
+            out.data_ptr(),
+            known.out_stride,
+            known.column_stride,
+            torch_stream(self.device) if stream is None else stream_handle(stream, ()),
+        )
+        if result:
+            raise self.launch_error(result)
+        return out
+
+    def _remember(self, key: Any, prepared: CudaGatherer) -> None:
+        plan, function_, _, ids_64, ids_stride, outer, address, out_stride, column_stride, _ = prepared.arguments
+        if len(self._forms) >= MOST_FORMS:
+            self._forms.clear()
+        align = address & -address if address else UNITS[0]
+        form = _Form(plan, function_, ids_64, ids_stride, outer, out_stride, column_stride, min(align, UNITS[0]))
+        self._forms[key] = form
+
+    def launch_error(self, result: int) -> CudaError:
+        """Give the error for a launch that the driver refused."""
+        return error(result, f"the gather of table {self.table.name} cannot be launched")
 
     def gatherer(
         self,
@@ -161,6 +197,12 @@ class CudaTable:
         if out is None:
             out = self._new_out(ids, source, shape, stream, format)
         target = device_array(out, "out")
+        for array, what in ((source, "ids"), (target, "out")):
+            if array.device not in (None, self.device):
+                raise ParameterError(
+                    f"{what} is on device {array.device}, the table on {self.device}",
+                    remedy="make a CudaTable for each device",
+                )
         _check_out(target, shape, row_bytes, format)
         handle = stream_handle(stream, (source, target))
         if source.producer is not None or target.producer is not None:
@@ -238,6 +280,11 @@ class CudaTable:
         return built
 
     @property
+    def chunk_bytes(self) -> int:
+        """Give the bytes that each call of the driver registered; the last chunk may be shorter."""
+        return self._registration.chunk
+
+    @property
     def hot_rows(self) -> int:
         """Give the number of hot rows; all of the list that fits the budget."""
         return self._hot.count if self._hot else 0
@@ -255,11 +302,45 @@ class CudaTable:
         checked(bindings().cuCtxSynchronize(), "the GPU failed")
         self._hot = None
         self._plans.clear()
+        self._forms.clear()
         del self._registration, self._begins
 
     def hits(self) -> int:
         """Give how many rows were served from the hot rows so far; waits for the GPU."""
         return self._hot.hits() if self._hot else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """All arguments of a launch but addresses and stream, for tensors of one form."""
+
+    plan: Any
+    function: int
+    ids_64: bool
+    ids_stride: int
+    outer: int
+    out_stride: int
+    column_stride: int
+    align: int
+    """What the address of the output must be a multiple of."""
+
+
+def _torch_key(ids: Any, out: Any, *rest: Any) -> Any:
+    """Give what the form of a call with torch's tensors depends on; None for other arrays."""
+    try:
+        return (
+            ids.shape,
+            ids.stride(),
+            ids.dtype,
+            ids.get_device(),
+            out.shape,
+            out.stride(),
+            out.dtype,
+            out.get_device(),
+            *rest,
+        )
+    except (AttributeError, TypeError):
+        return None
 
 
 class CudaGatherer:
@@ -276,7 +357,12 @@ class CudaGatherer:
     def __call__(self) -> Any:
         """Launch on the stream that was given."""
         if result := lib.ed_cuda_gather(*self.arguments):
-            raise error(result, f"the gather of table {self.table.table.name} cannot be launched")
+            if result == NO_CONTEXT:
+                # A thread that has not used CUDA yet.
+                use(self.table.device)
+                result = lib.ed_cuda_gather(*self.arguments)
+            if result:
+                raise self.table.launch_error(result)
         return self.out
 
 

@@ -132,7 +132,7 @@ def test_replays_of_a_graph_read_new_ids(table_of):
         with pytest.raises(CudaError, match="captured"):
             t.gather(ids)
     on_device = on_gpu(rows)
-    for _ in range(1000):
+    for _ in range(20):
         ids.random_(0, 5000)
         graph.replay()
         assert torch.equal(out, on_device[ids.long()])
@@ -200,14 +200,16 @@ def test_hot_rows_give_the_same_bytes_and_are_counted(table_of, pool_path):
     assert small.nbytes <= 64 << 10
 
 
-def test_a_pool_on_a_disk_is_refused_and_leaves_no_error(make_pool, load_array, tmp_path):
+def test_a_pool_on_a_disk_works_or_says_why_not_and_leaves_no_error(make_pool, load_array, tmp_path):
     path = make_pool()
     load_array(path, "t", rows_of(100, 64))
     with engramdax.open(path) as pool:
-        if pool.backing.kind != "file":
-            pytest.skip("the temporary directory is no disk")
-        with pytest.raises(CudaError, match="tmpfs"):
-            pool["t"].cuda()
+        try:
+            # Newer kernels let a driver pin pages of a file for reading.
+            found = pool["t"].cuda().gather(torch.arange(100, device="cuda")).cpu().numpy()
+            assert np.array_equal(found, rows_of(100, 64))
+        except CudaError as e:
+            assert "tmpfs" in str(e)  # noqa: PT017 - either outcome is right, a silent one is not
     assert torch.ones(4, device="cuda").sum().item() == 4
 
 
@@ -249,3 +251,66 @@ def test_token_hashes_equal_the_cpu():
         out = torch.empty(expected.shape, dtype=torch.int32, device="cuda")
         cuda(on_gpu(tokens), out, starts=on_gpu(starts), blocked=on_gpu(blocked), history=on_gpu(history))
         assert np.array_equal(out.cpu().numpy(), expected)
+
+
+def test_a_registration_that_fails_half_way_leaves_nothing_registered(table_of, monkeypatch):
+    from cuda.bindings import driver
+
+    from engramdax.cuda import registration
+
+    rows = rows_of(100_000, 264)  # 25 MiB: four chunks of 8 MiB
+    t = table_of(rows)
+    monkeypatch.setattr(registration, "chunk_bytes", lambda _stride: 8 << 20)
+    torch.zeros(1, device="cuda")
+    address = t.attachment.mapping.address + t.entry.extent.offset
+    flags = driver.CU_MEMHOSTREGISTER_READ_ONLY
+    assert driver.cuMemHostRegister(address + (18 << 20), 4096, flags)[0] == 0
+    with pytest.raises(CudaError, match=f"stopped after {16 << 20}"):
+        t.cuda()
+    assert torch.ones(4, device="cuda").sum().item() == 4
+    assert driver.cuMemHostUnregister(address + (18 << 20))[0] == 0
+    # Had a chunk stayed registered, this would be refused.
+    ids = torch.arange(100_000, device="cuda")
+    assert np.array_equal(t.cuda().gather(ids).cpu().numpy(), rows)
+
+
+def test_rows_on_both_sides_of_a_seam_between_chunks(table_of, monkeypatch):
+    from engramdax.cuda import registration
+
+    rows = rows_of(100_000, 264)
+    monkeypatch.setattr(registration, "chunk_bytes", lambda _stride: 2 << 20)  # rows lie across the seams
+    table = table_of(rows).cuda()
+    ids = torch.arange(100_000, device="cuda")
+    assert np.array_equal(table.gather(ids).cpu().numpy(), rows)
+
+
+def test_calls_from_a_thread_that_never_used_cuda(table_of):
+    from concurrent.futures import ThreadPoolExecutor
+
+    rows = rows_of(500, 264)
+    table = table_of(rows).cuda()
+    ids = torch.arange(500, device="cuda")
+    outs = [torch.empty((500, 264), dtype=torch.uint8, device="cuda") for _ in range(8)]
+    calls = [table.gatherer(ids, out, stream=torch.cuda.current_stream()) for out in outs]
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda call: call(), calls))
+    torch.cuda.synchronize()
+    for out in outs:
+        assert np.array_equal(out.cpu().numpy(), rows)
+
+
+def test_the_form_of_a_call_is_remembered_and_never_taken_for_another(table_of):
+    rows = rows_of(2000, 264)
+    table = table_of(rows).cuda()
+    for shape in ((7, 24), (24, 7), (168,), (2, 4, 21), (7, 24)):
+        for dtype in (torch.int32, torch.int64):
+            ids = torch.randint(0, 2000, shape, device="cuda", dtype=dtype)
+            for offset in (0, 8, 1):
+                whole = torch.zeros(ids.numel() * 264 + 64, dtype=torch.uint8, device="cuda")
+                out = whole[offset : offset + ids.numel() * 264].view(*shape, 264)
+                for _ in range(2):
+                    table.gather(ids, out)
+                    assert np.array_equal(out.cpu().numpy(), rows[ids.cpu().numpy()])
+                assert not whole[:offset].any()
+                assert not whole[offset + ids.numel() * 264 :].any()
