@@ -114,6 +114,10 @@ class Contest:
             "engramdax direct": lambda: self.direct.gather(ids, out, format="bf16"),
             "engramdax direct, prepared": self.direct.gatherer(ids, out, format="bf16"),
         }
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.direct.gather(ids, out, format="bf16")
+        calls["engramdax direct, graph"] = graph.replay
         if self.hot is not None:
             calls["engramdax hot"] = lambda: self.hot.gather(ids, out, format="bf16")  # type: ignore[union-attr]
         if self._sglang:
