@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from engramdax.cuda.table import Format
     from engramdax.table import Table
 
-HEADS: Final = 24
 ROUNDS: Final = 500
 LARGE_ROUNDS: Final = 60
 LARGE_TOKENS: Final = 4096
@@ -33,8 +33,6 @@ STAGING_TOKENS: Final = 2048
 MEMCPY_ROWS: Final = 384
 BUSY_CYCLES: Final = 300_000
 WARM: Final = 10
-
-Call = "Callable[[], None]"
 
 
 @dataclass
@@ -54,6 +52,7 @@ class Outcome:
     """All series, what could not be measured and why, and what the GPU is."""
 
     series: list[Series]
+    heads: int
     absent: dict[str, str]
     gpu: str
     registration_s: float
@@ -76,10 +75,10 @@ def torch_module() -> Any:
 
 
 class Contest:
-    """A table of packed float8 rows, and everybody who can gather from it."""
+    """A table, and everybody who can gather from it: `heads` rows a token."""
 
     def __init__(
-        self, table: Table, draw: Callable[[int], Any], *, peers: Path | None, hot: str | None, sort: bool = True
+        self, table: Table, draw: Callable[[int], Any], *, heads: int, peers: Path | None, hot: str | None
     ) -> None:
         self.torch = torch_module()
         self.table = table
@@ -89,12 +88,11 @@ class Contest:
         self.registration_s = time.perf_counter() - start
         self.hot = table.cuda(hot=hot) if hot else None
         self.absent: dict[str, str] = {}
-        self._sort = sort
-        self._sglang = self._peer("sglang", lambda: sglang_gather(peers))
-        self._vllm = self._peer("vllm", lambda: VllmLookup(peers))
-        # The same bytes as two arrays: values in front, scales behind.
-        self._weight = self.direct.device_ptr
-        self._scale = self._weight + table.rows * DIM
+        self.heads = heads
+        self._float8 = table.row_bytes == DIM + SCALES
+        # Both engines' kernels know float8 rows alone.
+        self._sglang = self._peer("sglang", lambda: sglang_gather(peers)) if self._float8 else None
+        self._vllm = self._peer("vllm", lambda: VllmLookup(peers)) if self._float8 else None
 
     def _peer(self, name: str, make: Callable[[], Any]) -> Any:
         try:
@@ -106,32 +104,10 @@ class Contest:
     def run(self, tokens: int, rounds: int) -> list[Series]:
         """Measure everybody at one number of tokens."""
         torch = self.torch
-        rows = tokens * HEADS
-        ids = torch.empty((tokens, HEADS), dtype=torch.int32, device="cuda")
+        rows = tokens * self.heads
+        ids = torch.empty((tokens, self.heads), dtype=torch.int32, device="cuda")
         wide = torch.empty(rows, dtype=torch.int64, device="cuda")
-        out = torch.empty((tokens, HEADS, DIM), dtype=torch.bfloat16, device="cuda")
-        calls: dict[str, Callable[[], Any]] = {
-            "engramdax direct": lambda: self.direct.gather(ids, out, format="bf16"),
-            "engramdax direct, prepared": self.direct.gatherer(ids, out, format="bf16"),
-        }
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.direct.gather(ids, out, format="bf16")
-        calls["engramdax direct, graph"] = graph.replay
-        if self.hot is not None:
-            calls["engramdax hot"] = lambda: self.hot.gather(ids, out, format="bf16")  # type: ignore[union-attr]
-        if self._sglang:
-            flat = out.view(rows, DIM)
-            calls["sglang"] = lambda: self._sglang(self._weight, self._scale, wide, flat, DIM, DIM // SCALES)
-            if self._sort:
-                calls["sglang sorted"] = lambda: self._sglang(
-                    self._weight, self._scale, wide, flat, DIM, DIM // SCALES, sort_ids=True
-                )
-        if self._vllm:
-            weight = _tensor(torch, self._weight, (self.table.rows, DIM)).view(torch.float8_e4m3fn)
-            scale = _tensor(torch, self._scale, (self.table.rows, SCALES))
-            sms = torch.cuda.get_device_properties(0).multi_processor_count
-            calls["vllm"] = lambda: self._vllm((weight, scale), ids, out, rows=self.table.rows, multiprocessors=sms)
+        calls = self._float8_calls(ids, wide) if self._float8 else self._raw_calls(ids)
         series = {name: Series(name, tokens) for name in calls}
         events = [(torch.cuda.Event(True), torch.cuda.Event(True)) for _ in calls]
         for round_ in range(-WARM, rounds):
@@ -149,48 +125,102 @@ class Contest:
                 if round_ >= 0:
                     series[name].device_us.append(begin.elapsed_time(end) * 1e3)
                     series[name].host_us.append(host / 1e3)
-        found = list(series.values())
-        if tokens >= STAGING_TOKENS:
+        found = [*series.values(), self._index_select(tokens, max(5, rounds // 10))]
+        if self._float8 and tokens >= STAGING_TOKENS:
             found.append(self._staging(tokens, max(5, rounds // 10)))
         if rows <= MEMCPY_ROWS:
             found.append(self._copies(tokens, min(rounds, 50)))
         return found
 
-    def _staging(self, tokens: int, rounds: int) -> Series:
+    def _ours(self, ids: Any, out: Any, form: Format) -> dict[str, Callable[[], Any]]:
+        torch, direct, hot = self.torch, self.direct, self.hot
+        calls: dict[str, Callable[[], Any]] = {
+            "engramdax direct": lambda: direct.gather(ids, out, format=form),
+            "engramdax direct, prepared": direct.gatherer(ids, out, format=form),
+        }
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            direct.gather(ids, out, format=form)
+        calls["engramdax direct, graph"] = graph.replay
+        if hot is not None:
+            calls["engramdax hot"] = lambda: hot.gather(ids, out, format=form)
+        return calls
+
+    def _raw_calls(self, ids: Any) -> dict[str, Callable[[], Any]]:
+        out = self.torch.empty((*ids.shape, self.table.row_bytes), dtype=self.torch.uint8, device="cuda")
+        return self._ours(ids, out, "raw")
+
+    def _float8_calls(self, ids: Any, wide: Any) -> dict[str, Callable[[], Any]]:
+        torch, sglang, vllm = self.torch, self._sglang, self._vllm
+        rows = self.table.rows
+        out = torch.empty((*ids.shape, DIM), dtype=torch.bfloat16, device="cuda")
+        calls = self._ours(ids, out, "bf16")
+        # The same bytes as two arrays: values in front, scales behind.
+        values = self.direct.device_ptr
+        scales = values + rows * DIM
+        if sglang:
+            flat, block = out.view(-1, DIM), DIM // SCALES
+            calls["sglang"] = lambda: sglang(values, scales, wide, flat, DIM, block)
+            calls["sglang sorted"] = lambda: sglang(values, scales, wide, flat, DIM, block, sort_ids=True)
+        if vllm:
+            table = (
+                _tensor(torch, values, (rows, DIM)).view(torch.float8_e4m3fn),
+                _tensor(torch, scales, (rows, SCALES)),
+            )
+            sms = torch.cuda.get_device_properties(0).multi_processor_count
+            calls["vllm"] = lambda: vllm(table, ids, out, rows=rows, multiprocessors=sms)
+        return calls
+
+    def _index_select(self, tokens: int, rounds: int) -> Series:
+        """torch.index_select of whole rows into a pinned buffer, and one copy to the GPU."""
         torch = self.torch
-        bytes_ = np.frombuffer(self._rows_view(), np.uint8)
-        weight = torch.from_numpy(bytes_[: self.table.rows * DIM].reshape(-1, DIM))
-        scale = torch.from_numpy(bytes_[self.table.rows * DIM :].reshape(-1, SCALES))
-        stage = SglangStaging(torch, weight, scale)
-        out = torch.empty((tokens * HEADS, DIM), dtype=torch.bfloat16, device="cuda")
-        series = Series("sglang host staging", tokens, wall=True)
+        rows = torch.from_numpy(np.frombuffer(self._rows_view(), np.uint8).reshape(-1, self.table.row_bytes))
+        staging = torch.empty((tokens * self.heads, self.table.row_bytes), dtype=torch.uint8, pin_memory=True)
+        out = torch.empty(staging.shape, dtype=torch.uint8, device="cuda")
+
+        def call(ids: Any) -> None:
+            torch.index_select(rows, 0, ids, out=staging)
+            out.copy_(staging, non_blocking=True)
+
+        return self._walled("torch index_select, copy", tokens, rounds, call)
+
+    def _walled(self, name: str, tokens: int, rounds: int, call: Callable[[Any], None]) -> Series:
+        """Time calls that need the ids on the host, from there to rows on the GPU."""
+        torch = self.torch
+        series = Series(name, tokens, wall=True)
         for round_ in range(-2, rounds):
             ids = self._draw(tokens).view(-1).long().cpu()
             torch.cuda.synchronize()
             start = time.perf_counter_ns()
-            stage(ids, out)
+            call(ids)
+            torch.cuda.synchronize()
             if round_ >= 0:
                 series.device_us.append((time.perf_counter_ns() - start) / 1e3)
         return series
+
+    def _staging(self, tokens: int, rounds: int) -> Series:
+        torch = self.torch
+        bytes_ = np.frombuffer(self._rows_view(), np.uint8)
+        values = torch.from_numpy(bytes_[: self.table.rows * DIM].reshape(-1, DIM))
+        scales = torch.from_numpy(bytes_[self.table.rows * DIM :].reshape(-1, SCALES))
+        stage = SglangStaging(torch, values, scales)
+        out = torch.empty((tokens * self.heads, DIM), dtype=torch.bfloat16, device="cuda")
+        return self._walled("sglang host staging", tokens, rounds, lambda ids: stage(ids, out))
 
     def _copies(self, tokens: int, rounds: int) -> Series:
         """One cudaMemcpyAsync per row, into a buffer of packed rows."""
         torch = self.torch
         from cuda.bindings import driver  # noqa: PLC0415  # optional
 
-        width = self.table.row_bytes
-        out = torch.empty((tokens * HEADS, width), dtype=torch.uint8, device="cuda")
-        stream = torch.cuda.current_stream().cuda_stream
-        series = Series("a copy per row", tokens, wall=True)
-        for _ in range(rounds):
-            places = (self._draw(tokens).view(-1).long() * width + self._weight).tolist()
-            torch.cuda.synchronize()
-            start = time.perf_counter_ns()
-            for i, place in enumerate(places):
-                driver.cuMemcpyHtoDAsync(out.data_ptr() + i * width, place, width, stream)
-            torch.cuda.synchronize()
-            series.device_us.append((time.perf_counter_ns() - start) / 1e3)
-        return series
+        width, base = self.table.row_bytes, self.direct.device_ptr
+        out = torch.empty((tokens * self.heads, width), dtype=torch.uint8, device="cuda")
+        stream, to = torch.cuda.current_stream().cuda_stream, out.data_ptr()
+
+        def call(ids: Any) -> None:
+            for i, row in enumerate(ids.tolist()):
+                driver.cuMemcpyHtoDAsync(to + i * width, base + row * width, width, stream)
+
+        return self._walled("a copy per row", tokens, rounds, call)
 
     def _rows_view(self) -> memoryview:
         entry = self.table.entry
@@ -216,7 +246,9 @@ class Contest:
         ).reshape(-1, DIM + SCALES)
         weight = torch.from_numpy(rows[:, :DIM].copy()).cuda()
         scale = torch.from_numpy(rows[:, DIM:].copy()).cuda()
-        ids = torch.randint(-1, small.rows + 1, (small.rows // HEADS, HEADS), device="cuda", dtype=torch.int32)
+        ids = torch.randint(
+            -1, small.rows + 1, (small.rows // self.heads, self.heads), device="cuda", dtype=torch.int32
+        )
         ours = small.cuda().gather(ids, format="bf16").view(torch.int16)
         wrong = 0
         if self._sglang:

@@ -108,13 +108,13 @@ class VllmLookup:
 class SglangStaging:
     """SGLang's host staging in its shape: 16 threads of index_select into pinned buffers, copies, dequantising."""
 
-    def __init__(self, torch: Any, weight: Any, scale: Any) -> None:
+    def __init__(self, torch: Any, values: Any, scales: Any) -> None:
         self._torch = torch
-        self._tables = (weight, scale)
+        self._tables = (values, scales)
         self._threads = ThreadPoolExecutor(STAGING_THREADS)
 
     def __call__(self, ids: Any, out: Any) -> None:
-        """Stage ids int64 [N] of the host into bf16 out [N, 256], and wait for it."""
+        """Stage ids int64 [N] of the host into bf16 out [N, 256]."""
         torch = self._torch
         rows, scales = (self._gather(table, ids).to(out.device, non_blocking=True) for table in self._tables)
         exponents = scales.to(torch.int32)
@@ -122,7 +122,6 @@ class SglangStaging:
         values = rows.view(torch.float8_e4m3fn).to(torch.float32).view(-1, SCALES, DIM // SCALES)
         torch.mul(values, factor.unsqueeze(-1), out=values)
         out.copy_(values.view(-1, DIM))
-        torch.cuda.current_stream().synchronize()
 
     def _gather(self, table: Any, ids: Any) -> Any:
         torch = self._torch

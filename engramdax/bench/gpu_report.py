@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from engramdax.bench.gpu import HEADS, LARGE_ROUNDS, LARGE_TOKENS, ROUNDS, Contest, Outcome, Series, torch_module
+from engramdax.bench.gpu import LARGE_ROUNDS, LARGE_TOKENS, ROUNDS, Contest, Outcome, Series, torch_module
 from engramdax.bench.pattern import PatternSource
 from engramdax.bench.scratch import TABLE, scratch_pool
 from engramdax.errors import CudaError, ParameterError
-from engramdax.format.layout import V41_ROW
+from engramdax.format.layout import V41_ROW, RowLayout
 from engramdax.ngram import Hasher, Layout
 from engramdax.pool.loader import Load, load_tables
 from engramdax.pool.pool import Pool
@@ -29,9 +29,15 @@ TOKENS: Final = (1, 4, 16, 64, 256, 1024, 8192)
 WINDOWS_US: Final = {"layer 2 of 64": 56.0, "layer 15 of 64": 780.0}
 """What the layers before leave in Qwen3-32B at 3.6 ms a step."""
 
+SPARE: Final = 1 << 30
+"""Room for the small table and a hot list."""
+
 SMALL_ROWS: Final = 24_000
 PROFILED: Final = 0.9
 """Share of a trace that the hot list is made of; the rest is what is gathered."""
+
+ROWS: Final = {"v41": (V41_ROW, 24), "paper": (RowLayout.packed(("row", "bfloat16", 160)), 16)}
+"""What a row is and how many of them a token has: DeepSeek-V4.1's, and the paper's of 320 bytes."""
 
 OURS: Final = "engramdax"
 LAYER: Final = 0
@@ -41,6 +47,7 @@ LAYER: Final = 0
 class Plan:
     """What is asked for; see `engramdax bench gpu --help`."""
 
+    row: str
     tokens: Sequence[int]
     pages: str
     size: int
@@ -52,17 +59,18 @@ class Plan:
 
 
 class _Ids:
-    """Fresh ids int32 [tokens, 24] on the device for each call."""
+    """Fresh ids int32 [tokens, heads] on the device for each call."""
 
-    def __init__(self, torch: Any, rows: int, stretch: np.ndarray[Any, Any] | None) -> None:
+    def __init__(self, torch: Any, rows: int, heads: int, stretch: np.ndarray[Any, Any] | None) -> None:
         self._torch = torch
         self._rows = rows
+        self._heads = heads
         self._stretch = None if stretch is None else torch.from_numpy(stretch.astype(np.int32)).cuda()
         self._at = 0
 
     def __call__(self, tokens: int) -> Any:
         if self._stretch is None:
-            return self._torch.randint(0, self._rows, (tokens, HEADS), dtype=self._torch.int32, device="cuda")
+            return self._torch.randint(0, self._rows, (tokens, self._heads), dtype=self._torch.int32, device="cuda")
         if tokens > self._stretch.shape[0]:
             raise ParameterError(f"the trace has {self._stretch.shape[0]} tokens to gather", remedy="give a longer one")
         if self._at + tokens > self._stretch.shape[0]:
@@ -76,10 +84,11 @@ def hold(plan: Plan, progress: Callable[[str], None]) -> Outcome:
     torch = torch_module()
     trace = None if plan.trace is None else read_traces([plan.trace])
     layout = None if trace is None else _layout(plan, trace)
-    rows = layout.rows(LAYER) if layout else plan.size // V41_ROW.row_bytes
+    row, heads = ROWS[plan.row]
+    rows = layout.rows(LAYER) if layout else plan.size // row.row_bytes
     progress(f"making a table of {rows} rows")
-    table_bytes = rows * V41_ROW.row_bytes
-    with scratch_pool(plan.pages, table_bytes, V41_ROW.row_bytes, layout=V41_ROW, spare=4 << 30) as scratch:
+    table_bytes = rows * row.row_bytes
+    with scratch_pool(plan.pages, table_bytes, row.row_bytes, layout=row, spare=SPARE) as scratch:
         stretch, shares = None, {}
         with Writer(scratch.path) as writer:
             load_tables(writer, [Load(PatternSource(SMALL_ROWS, V41_ROW.row_bytes, layout=V41_ROW), "small")])
@@ -93,8 +102,8 @@ def hold(plan: Plan, progress: Callable[[str], None]) -> Outcome:
                 stretch = hasher(rest.tokens, starts=rest.starts)[:, LAYER]
         with Pool(scratch.path) as pool:
             table, small = pool[TABLE], pool["small"]
-        contest = Contest(table, _Ids(torch, rows, stretch), peers=plan.peers, hot=plan.hot)
-        if wrong := contest.compare(small):
+        contest = Contest(table, _Ids(torch, rows, heads, stretch), heads=heads, peers=plan.peers, hot=plan.hot)
+        if plan.row == "v41" and (wrong := contest.compare(small)):
             raise CudaError(f"{wrong} values differ from the peers'")
         if wrong := contest.seams():
             raise CudaError(f"{wrong} bytes differ from what the CPU gathers")
@@ -107,10 +116,11 @@ def hold(plan: Plan, progress: Callable[[str], None]) -> Outcome:
             series += found
             if contest.hot:
                 calls = next(s for s in found if s.contender == f"{OURS} hot")
-                asked = (len(calls.device_us) + 10) * tokens * HEADS
+                asked = (len(calls.device_us) + 10) * tokens * heads
                 shares[tokens] = (contest.hot.hits() - before) / asked
         return Outcome(
             series,
+            heads,
             contest.absent,
             torch.cuda.get_device_name(0),
             contest.registration_s,
@@ -125,7 +135,7 @@ def _layout(plan: Plan, trace: Trace) -> Layout:
         raise ParameterError(f"{plan.trace} holds raw token ids", remedy="give a trace of compressed_ids")
     if plan.config is not None:
         return Layout.from_config(json.loads(plan.config.read_text()), token_map=None)
-    heads = plan.size // V41_ROW.row_bytes // HEADS
+    heads = plan.size // V41_ROW.row_bytes // 24
     vocab = max(99_092, int(trace.tokens.max()) + 1)
     return Layout.make(
         layer_ids=[1], max_ngram=4, heads_per_order=8, vocab_size=heads - heads // 100, pad_id=2, compressed_vocab=vocab
@@ -167,10 +177,10 @@ def heading(outcome: Outcome) -> list[str]:
 def lines(outcome: Outcome) -> list[tuple[str, ...]]:
     """Give a line for each series."""
     best = best_peers(outcome)
-    return [_line(s, best.get(s.tokens), outcome.hot_share.get(s.tokens)) for s in outcome.series]
+    return [_line(s, outcome.heads, best.get(s.tokens), outcome.hot_share.get(s.tokens)) for s in outcome.series]
 
 
-def _line(s: Series, best: tuple[str, float] | None, share: float | None) -> tuple[str, ...]:
+def _line(s: Series, heads: int, best: tuple[str, float] | None, share: float | None) -> tuple[str, ...]:
     median, p90, p99 = (float(np.percentile(s.device_us, q)) for q in (50, 90, 99))
     host = f"{np.median(s.host_us):.1f}" if s.host_us else ""
     notes = ["wall"] if s.wall else []
@@ -178,13 +188,13 @@ def _line(s: Series, best: tuple[str, float] | None, share: float | None) -> tup
         notes.append(f"{share:.1%} served hot")
     return (
         str(s.tokens),
-        str(s.tokens * HEADS),
+        str(s.tokens * heads),
         s.contender,
         f"{median:.1f}",
         f"{p90:.1f}",
         f"{p99:.1f}",
         host,
-        f"{s.tokens * HEADS / median:.1f}",
+        f"{s.tokens * heads / median:.1f}",
         f"{median / best[1]:.2f}" if best else "",
         ", ".join(notes),
     )
@@ -202,7 +212,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "results": [
             {
                 "tokens": s.tokens,
-                "rows": s.tokens * HEADS,
+                "rows": s.tokens * outcome.heads,
                 "contender": s.contender,
                 "wall": s.wall,
                 "calls": len(s.device_us),

@@ -161,8 +161,11 @@ def _known(option: str, values: list[str] | None, known: tuple[str, ...]) -> tup
 def gpu(
     *,
     tokens: Annotated[
-        list[int] | None, typer.Option("--tokens", metavar="N", help="Tokens per call, 24 rows each; repeatable.")
+        list[int] | None, typer.Option("--tokens", metavar="N", help="Tokens per call; repeatable.")
     ] = None,
+    row: Annotated[
+        str, typer.Option("--row", metavar="v41|paper", help="24 float8 rows of 264 bytes a token, or 16 of 320.")
+    ] = "v41",
     pages: Annotated[str, typer.Option("--pages", metavar="4k|2m", help="Pages under the pool.")] = "2m",
     size: Annotated[str, typer.Option("--size", metavar="N", help="Bytes of the table.")] = "50G",
     trace: Annotated[
@@ -183,15 +186,18 @@ def gpu(
 ) -> None:
     """Measure gathers into GPU memory beside SGLang's and vLLM's kernels on the same memory.
 
-    Rows are DeepSeek-V4.1's: 256 float8 values and 8 scales, dequantised to bf16.
+    DeepSeek-V4.1's rows of 256 float8 values and 8 scales are dequantised to bf16, the paper's copied.
     """
     from engramdax.bench import gpu_report  # noqa: PLC0415  # needs torch
 
+    if trace is not None and row != "v41":
+        raise ParameterError("--trace hashes for DeepSeek-V4.1's rows", remedy="leave out --row")
     if (hot is not None or config is not None) and trace is None:
         raise ParameterError("--hot and --config need ids of real text", remedy="give --trace FILE.npz")
     if plot_file is not None:
         plot.check_plot(plot_file)
     plan = gpu_report.Plan(
+        row=_known("--row", [row], tuple(gpu_report.ROWS))[0],
         tokens=tuple(tokens or gpu_report.TOKENS),
         pages=_known("--pages", [pages], tuple(PAGE_BYTES))[0],
         size=parse_size(size),
