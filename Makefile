@@ -16,12 +16,13 @@ demo: $(VENV)/.demo
 
 # The tests that need minutes are part of it; `$(BIN)/pytest` alone leaves them out.
 test: $(VENV)/.test lint wheel sanitize
-	$(BIN)/pytest -m ""
+	ENGRAMDAX_KILLS=200 $(BIN)/pytest -m ""
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror c/*.c c/*.h
 
 # The tests of everything that runs in C, under AddressSanitizer and UBSan.
 sanitize: $(VENV)/.test

@@ -14,14 +14,19 @@ import os
 import shutil
 import sysconfig
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cffi
 
-try:
+if TYPE_CHECKING:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
-except ImportError:  # `python c/build.py` needs cffi alone
-    BuildHookInterface = object
+
+    Hook = BuildHookInterface[Any]
+else:
+    try:
+        from hatchling.builders.hooks.plugin.interface import BuildHookInterface as Hook
+    except ImportError:  # `python c/build.py` needs cffi alone
+        Hook = object
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -63,7 +68,7 @@ def build() -> Path:
     return TARGET
 
 
-class CoreBuildHook(BuildHookInterface):  # type: ignore[misc]
+class CoreBuildHook(Hook):
     """hatchling's side: build before the wheel is packed, and tag it for the stable ABI."""
 
     PLUGIN_NAME = "custom"

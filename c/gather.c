@@ -12,14 +12,16 @@
 #include "media.h"
 
 enum {
-    // A chunk is this much output: some microseconds, against some hundred nanoseconds for its ticket and
-    // its first row, which nobody fetched ahead.
-    CHUNK_BYTES = 24 << 10,
+    // A chunk is at most this much output, some microseconds, so that one that is held up holds up little; and
+    // at least this much, against some hundred nanoseconds for its ticket and its first row, which nobody fetched
+    // ahead. Between the two, each thread gets one.
+    MOST_CHUNK_BYTES = 28 << 10,
+    LEAST_CHUNK_BYTES = 6 << 10,
     // Per thread this much output is worth being woken for (16 cores, Xeon, DRAM: 4 threads are best near
-    // 400 rows of 264 bytes, 8 near 1,500).
-    BYTES_PER_THREAD = 40 << 10,
-    FETCHED_EARLY = 24, // rows: as many lines as a core has misses in flight, and some
-    INLINE_BYTES = BYTES_PER_THREAD,
+    // 400 rows of 264 bytes, all 16 from 1,500 on), and less than this no other thread at all.
+    BYTES_PER_THREAD = 24 << 10,
+    INLINE_BYTES = 40 << 10,
+    FETCHED_EARLY = 24, // rows: one token's of DeepSeek-V4.1, as many as a core translates addresses for at once
     // Output that will not be read from the caches anyway goes past them, and is not read in first.
     STREAM_BYTES = 16 << 20,
 };
@@ -30,13 +32,13 @@ struct run {
     uint64_t count;
     const uint64_t *first_chunk; // [count + 1]
     uint64_t single[2];          // first_chunk of a call with one request
-    uint64_t chunk_scale;        // chunks are this many times the usual size, so that they can be counted
+    uint64_t chunk_bytes;        // of output in a chunk, about
     ed_kernel kernel;
     bool stream;
     // The lowest failing (request, position) of a bad id, as one number; UINT64_MAX for none.
     _Atomic uint64_t bad;
-    _Atomic bool faulted;
     _Atomic(uint8_t *) unreadable; // as in struct ed_failure; made by the first fault
+    _Atomic bool no_memory;        // for that
 };
 
 static _Thread_local struct ed_failure failure;
@@ -48,13 +50,13 @@ static uint64_t heads_of(const struct ed_hasher *hasher)
 
 static uint64_t rows_per_chunk(const struct run *run, const struct ed_request *q)
 {
-    uint64_t rows = CHUNK_BYTES / q->table->row_bytes;
+    uint64_t rows = (run->chunk_bytes + q->table->row_bytes - 1) / q->table->row_bytes;
     rows = rows < 4 ? 4 : rows;
     if (q->tokens) { // whole tokens
         const uint64_t heads = heads_of(q->tokens->hasher);
         rows = (rows + heads - 1) / heads * heads;
     }
-    return rows * run->chunk_scale;
+    return rows;
 }
 
 static uint64_t chunks_of(const struct run *run, const struct ed_request *q)
@@ -83,12 +85,13 @@ static uint64_t positions_before(const struct run *run, uint64_t request)
 // `position` counts through all requests.
 static void note_unreadable(struct run *run, uint64_t position)
 {
-    atomic_store(&run->faulted, true);
     uint8_t *bits = atomic_load(&run->unreadable);
     if (!bits) {
         uint8_t *fresh = calloc(1, positions_before(run, run->count) / 8 + 1);
-        if (!fresh)
+        if (!fresh) {
+            atomic_store(&run->no_memory, true);
             return;
+        }
         if (atomic_compare_exchange_strong(&run->unreadable, &bits, fresh))
             bits = fresh;
         else
@@ -157,8 +160,8 @@ static void copy_tokens(struct run *run, uint64_t request, uint64_t begin, uint6
     const uint64_t step = ED_IDS_AT_ONCE / heads * heads;
     for (uint64_t at = begin; at < end; at += step) {
         const uint64_t count = at + step < end ? step : end - at;
-        const int64_t bad = ed_hash_range(t->hasher, t->batch, t->layer, t->layer + 1, at / heads,
-                                          (at + count) / heads, ids, 1);
+        const int64_t bad =
+            ed_hash_range(t->hasher, t->batch, t->layer, t->layer + 1, at / heads, (at + count) / heads, ids, 1);
         if (bad != -1) {
             note_bad(run, request, (uint64_t)bad);
             return;
@@ -194,12 +197,12 @@ static void do_chunk(void *context, uint64_t chunk)
     const uint64_t rows = rows_per_chunk(run, q), row_bytes = q->table->row_bytes;
     const uint64_t begin = (chunk - run->first_chunk[low]) * rows;
     const uint64_t end = begin + rows < q->count ? begin + rows : q->count;
-    if (!run->stream || rows * row_bytes > 2 * CHUNK_BYTES) {
+    if (!run->stream || rows * row_bytes > 2 * MOST_CHUNK_BYTES) {
         copy_positions(run, low, begin, end, q->out + begin * row_bytes);
         return;
     }
     // Rows begin anywhere in a line, but lines leave whole: they are put together in the first-level cache.
-    uint8_t lines[2 * CHUNK_BYTES] __attribute__((aligned(64)));
+    uint8_t lines[2 * MOST_CHUNK_BYTES] __attribute__((aligned(64)));
     copy_positions(run, low, begin, end, lines);
     ed_stream(q->out + begin * row_bytes, lines, (end - begin) * row_bytes);
     ed_fence(); // before the chunk counts as done
@@ -211,44 +214,49 @@ static int plan(struct run *run, const struct ed_request *requests, uint64_t cou
     *run = (struct run){.requests = requests,
                         .count = count,
                         .first_chunk = count == 1 ? run->single : first_chunk,
-                        .chunk_scale = 1,
                         .kernel = ed_kernel_named(NULL),
                         .bad = UINT64_MAX};
     uint64_t *firsts = count == 1 ? run->single : first_chunk;
     uint64_t bytes = 0;
-    for (;;) {
+    for (uint64_t r = 0; r < count; r++)
+        bytes += requests[r].count * requests[r].table->row_bytes;
+    const uint64_t worth = 1 + bytes / BYTES_PER_THREAD, limit = (uint64_t)ed_team_limit();
+    const uint64_t threads = worth < limit ? worth : limit, share = bytes / threads + 1;
+    run->chunk_bytes = share < LEAST_CHUNK_BYTES  ? LEAST_CHUNK_BYTES
+                       : share > MOST_CHUNK_BYTES ? MOST_CHUNK_BYTES
+                                                  : share;
+    for (;; run->chunk_bytes *= 2) { // so that the chunks can be counted
         uint64_t chunks = 0;
-        bytes = 0;
         for (uint64_t r = 0; r < count; r++) {
             firsts[r] = chunks;
             chunks += chunks_of(run, &requests[r]);
-            bytes += requests[r].count * requests[r].table->row_bytes;
         }
         firsts[count] = chunks;
         if (chunks <= ED_MAX_CHUNKS)
             break;
-        run->chunk_scale *= 2;
     }
     run->stream = bytes >= STREAM_BYTES;
-    const uint64_t worth = 1 + bytes / BYTES_PER_THREAD;
-    const int limit = ed_team_limit();
-    return worth < (uint64_t)limit ? (int)worth : limit;
+    return (int)threads;
 }
 
 static int conclude(struct run *run)
 {
     const uint64_t bad = atomic_load_explicit(&run->bad, memory_order_relaxed);
-    if (bad == UINT64_MAX && !atomic_load_explicit(&run->faulted, memory_order_relaxed))
+    const bool no_memory = atomic_load_explicit(&run->no_memory, memory_order_relaxed);
+    uint8_t *unreadable = atomic_load_explicit(&run->unreadable, memory_order_relaxed);
+    if (bad == UINT64_MAX && !no_memory && !unreadable)
         return ED_DONE;
     ed_failure_clear();
-    if (bad != UINT64_MAX) {
-        free(atomic_load(&run->unreadable));
-        failure.request = bad >> 48;
-        failure.position = bad & ((1ull << 48) - 1);
-        return run->requests[failure.request].tokens ? ED_BAD_TOKEN : ED_BAD_ID;
+    if (bad == UINT64_MAX && !no_memory) {
+        failure.unreadable = unreadable;
+        return ED_UNREADABLE;
     }
-    failure.unreadable = atomic_load(&run->unreadable);
-    return ED_UNREADABLE;
+    free(unreadable);
+    if (bad == UINT64_MAX)
+        return ED_NO_MEMORY;
+    failure.request = bad >> 48;
+    failure.position = bad & ((1ull << 48) - 1);
+    return run->requests[failure.request].tokens ? ED_BAD_TOKEN : ED_BAD_ID;
 }
 
 // The paper's routine, kept as a choice and to be measured against: equal parts, a join at the end.
@@ -287,10 +295,8 @@ int ed_gather(const struct ed_request *requests, uint64_t count, int threads, in
         requests->count * requests->table->row_bytes <= INLINE_BYTES)
         return gather_inline(requests);
     uint64_t *first_chunk = NULL;
-    if (count > 1 && !(first_chunk = malloc((count + 1) * sizeof *first_chunk))) {
-        ed_failure_clear();
-        return ED_UNREADABLE;
-    }
+    if (count > 1 && !(first_chunk = malloc((count + 1) * sizeof *first_chunk)))
+        return ED_NO_MEMORY;
     struct run run;
     const int worth = plan(&run, requests, count, first_chunk);
     const int limit = ed_team_limit();
@@ -315,13 +321,14 @@ int ed_gather_prepared(const struct ed_request *request)
     return ed_gather(request, 1, request->threads, ED_TEAM);
 }
 
-int ed_gather_one(const struct ed_table *table, const void *ids, uint64_t count, int flags, uint8_t *out,
-                  int threads, int engine)
+int ed_gather_one(const struct ed_table *table, const void *ids, uint64_t count, int flags, uint8_t *out, int threads,
+                  int engine)
 {
     const uint64_t id_bytes = count * (flags & ED_IDS_64 ? 8 : 4);
     if ((const uint8_t *)ids < out + count * table->row_bytes && out < (const uint8_t *)ids + id_bytes)
         return ED_OVERLAP;
-    const struct ed_request request = {.table = table, .ids = ids, .count = count, .out = out, .flags = flags, .threads = threads};
+    const struct ed_request request = {
+        .table = table, .ids = ids, .count = count, .out = out, .flags = flags, .threads = threads};
     return ed_gather(&request, 1, threads, engine);
 }
 
@@ -350,8 +357,8 @@ struct ed_pending *ed_gather_start(const struct ed_request *request, int threads
     pending->request = *request;
     const int worth = plan(&pending->run, &pending->request, 1, NULL);
     ed_guard_prepare();
-    pending->job = (struct ed_job){
-        .run = do_chunk, .context = &pending->run, .chunks = (uint32_t)pending->run.first_chunk[1]};
+    pending->job =
+        (struct ed_job){.run = do_chunk, .context = &pending->run, .chunks = (uint32_t)pending->run.first_chunk[1]};
     // The caller is somewhere else: all threads are helpers.
     ed_team_post(&pending->job, threads <= 0 ? worth : threads);
     return pending;
@@ -402,7 +409,8 @@ int ed_gather_calibrate(const struct ed_table *table, uint64_t samples, double *
             for (uint64_t i = 0; i < samples; i++)
                 ids[i] = (int64_t)(random_next(&state) % table->rows);
             tuned.rows_ahead = distances[d];
-            const struct ed_request request = {.table = &tuned, .ids = ids, .count = samples, .out = out, .flags = ED_IDS_64};
+            const struct ed_request request = {
+                .table = &tuned, .ids = ids, .count = samples, .out = out, .flags = ED_IDS_64};
             struct timespec begin, end;
             clock_gettime(CLOCK_MONOTONIC, &begin);
             const int outcome = ed_gather(&request, 1, 1, ED_TEAM);
@@ -425,5 +433,5 @@ int64_t ed_gather_bare(const struct ed_table *table, const void *ids, uint64_t c
 {
     const ed_kernel chosen = ed_kernel_named(kernel);
     const struct ed_range range = {table, ids, flags, 0, count, out};
-    return chosen ? chosen(&range) : -2;
+    return chosen ? chosen(&range) : ED_NO_KERNEL;
 }

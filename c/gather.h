@@ -39,14 +39,15 @@ enum ed_outcome {
     ED_UNREADABLE = 2,
     ED_OVERLAP = 3,   // of ids and out; nothing was done
     ED_BAD_TOKEN = 4, // position is the token's
+    ED_NO_MEMORY = 5, // for the call's own notes; what `out` holds is undefined
 };
 
 // What went wrong in a call that did not end in ED_DONE.
 struct ed_failure {
     uint64_t request;  // ED_BAD_ID: which of the call's has it,
     uint64_t position; // and at which position
-    // ED_UNREADABLE: a bit per position, lowest bit first, those of all requests one after the other; NULL
-    // where there was no memory for them. ed_failure_clear() frees it.
+    // ED_UNREADABLE: a bit per position, lowest bit first, those of all requests one after the other.
+    // ed_failure_clear() frees it.
     uint8_t *unreadable;
 };
 
@@ -58,16 +59,16 @@ enum ed_engine {
 };
 
 // Do `requests[0 .. count)`, up to ED_MAX_REQUESTS, together with at most `threads` threads (0: as many as the
-// work is worth). Gives an ed_outcome; for all but ED_DONE ed_failure() of the same thread has more. May be called from several
-// threads at once.
+// work is worth). Gives an ed_outcome; for all but ED_DONE ed_failure() of the same thread has more. May be called from
+// several threads at once.
 int ed_gather(const struct ed_request *requests, uint64_t count, int threads, int engine);
 
 // The same for one request that says itself how many threads it may have.
 int ed_gather_prepared(const struct ed_request *request);
 
 // The same for one request without a struct.
-int ed_gather_one(const struct ed_table *table, const void *ids, uint64_t count, int flags, uint8_t *out,
-                  int threads, int engine);
+int ed_gather_one(const struct ed_table *table, const void *ids, uint64_t count, int flags, uint8_t *out, int threads,
+                  int engine);
 
 // This thread's last failure; overwritten by its next one.
 const struct ed_failure *ed_failure(void);
@@ -87,7 +88,8 @@ void ed_pending_drop(struct ed_pending *pending);
 // scratch memory for them; a few milliseconds. `*nanoseconds` gets the time per row at that distance.
 int ed_gather_calibrate(const struct ed_table *table, uint64_t samples, double *nanoseconds);
 
-// One thread, one kernel, no team, no guard: what the others are measured against.
+// One thread, one kernel, no team, no guard: what the others are measured against. Gives ED_ALL_VALID, the
+// position of a bad id, or ED_NO_KERNEL.
 int64_t ed_gather_bare(const struct ed_table *table, const void *ids, uint64_t count, int flags, uint8_t *out,
                        const char *kernel);
 

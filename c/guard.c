@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <time.h>
 #include <ucontext.h>
 
 _Thread_local struct ed_guard *volatile ed_armed_guard;
@@ -19,6 +20,9 @@ static _Atomic int current;
 static bool installed;
 static pthread_mutex_t installing = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic uint64_t advisories;
+
+enum { LOOK_AGAIN_NS = 10 * 1000 };
+static _Atomic int64_t looked; // when ours was last seen in front
 
 // The signal that this thread last passed on: what it interrupted, and where on the stack ours stood. A newer
 // handler may pass it back to ours, which it found when it was installed; that call is to go to the original
@@ -94,6 +98,13 @@ static void on_sigbus(int signal, siginfo_t *info, void *context)
     pass_on(signal, info, context, (uintptr_t)__builtin_frame_address(0));
 }
 
+static int64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
 void ed_guard_prepare(void)
 {
     passed.context = NULL; // the other handler may have left by a jump
@@ -106,9 +117,14 @@ void ed_guard_prepare(void)
         pthread_sigmask(SIG_UNBLOCK, &bus, NULL);
         unblocked = true;
     }
-    struct sigaction seen;
-    if (sigaction(SIGBUS, NULL, &seen) == 0 && (seen.sa_flags & SA_SIGINFO) && seen.sa_sigaction == on_sigbus)
+    const int64_t now = now_ns(), last = atomic_load_explicit(&looked, memory_order_relaxed);
+    if (last && now - last < LOOK_AGAIN_NS)
         return;
+    struct sigaction seen;
+    if (sigaction(SIGBUS, NULL, &seen) == 0 && (seen.sa_flags & SA_SIGINFO) && seen.sa_sigaction == on_sigbus) {
+        atomic_store_explicit(&looked, now, memory_order_relaxed);
+        return;
+    }
     pthread_mutex_lock(&installing);
     sigaction(SIGBUS, NULL, &seen);
     if (!(seen.sa_flags & SA_SIGINFO) || seen.sa_sigaction != on_sigbus) {
@@ -122,6 +138,7 @@ void ed_guard_prepare(void)
         sigemptyset(&ours.sa_mask);
         sigaction(SIGBUS, &ours, NULL);
     }
+    atomic_store_explicit(&looked, now, memory_order_relaxed);
     pthread_mutex_unlock(&installing);
 }
 
@@ -130,12 +147,13 @@ uint64_t ed_guard_advisories(void)
     return atomic_load(&advisories);
 }
 
-static void unlock_after_fork(void)
+static void forget_after_fork(void)
 {
     pthread_mutex_init(&installing, NULL);
+    atomic_store(&looked, 0);
 }
 
 __attribute__((constructor)) static void watch_forks(void)
 {
-    pthread_atfork(NULL, NULL, unlock_after_fork);
+    pthread_atfork(NULL, NULL, forget_after_fork);
 }

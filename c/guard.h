@@ -24,6 +24,11 @@ extern _Thread_local struct ed_guard *volatile ed_armed_guard __attribute__((tls
 
 // Make sure that the handler is in place, in front of all others, and, once in each thread, that SIGBUS is not
 // blocked. Call it before each guarded piece of work.
+//
+// To look who is in front is a system call, which would be most of a small gather. So a process looks again only
+// when it last did more than 10 us ago: programs install handlers once, and seldom between two gathers that follow
+// each other so closely. A fault meanwhile goes to the newer handler, which most pass on to ours; the first call
+// after a pause always looks.
 void ed_guard_prepare(void);
 
 // How many memory errors the kernel reported that nobody had run into (BUS_MCEERR_AO).

@@ -52,8 +52,8 @@ struct view {
 // What token i of sequence s sees before it, seen[1 .. max_ngram - 1] of one column: compressed ids, pads from the
 // first blocked or missing one on. Gives -1, or the position of a token outside the vocabulary; the history was
 // checked before.
-static int64_t look_back(const struct ed_hasher *h, const struct ed_token_batch *b, const struct view *view,
-                         uint64_t i, int64_t (*seen)[BLOCK + 1], uint32_t column)
+static int64_t look_back(const struct ed_hasher *h, const struct ed_token_batch *b, const struct view *view, uint64_t i,
+                         int64_t (*seen)[BLOCK + 1], uint32_t column)
 {
     const uint64_t reach = h->max_ngram - 1;
     bool wall = false;
@@ -180,8 +180,8 @@ BEGIN_TARGET("avx2,fma")
 END_TARGET
 
 BEGIN_TARGET("avx512f,avx512dq,avx512vl")
-static inline void reduce_avx512(const struct heads *heads, const int64_t *mixes, const double *numbers,
-                                 uint32_t count, uint8_t *out, uint64_t stride, int out_64)
+static inline void reduce_avx512(const struct heads *heads, const int64_t *mixes, const double *numbers, uint32_t count,
+                                 uint8_t *out, uint64_t stride, int out_64)
 {
     if (heads->exact) {
         reduce_plain(heads, mixes, numbers, count, out, stride, out_64);
@@ -218,8 +218,8 @@ END_TARGET
 
 #endif
 
-typedef int64_t (*range_function)(const struct ed_hasher *, const struct ed_token_batch *, uint32_t, uint32_t,
-                                  uint64_t, uint64_t, void *, int);
+typedef int64_t (*range_function)(const struct ed_hasher *, const struct ed_token_batch *, uint32_t, uint32_t, uint64_t,
+                                  uint64_t, void *, int);
 
 // The loop of an instruction set, or of the best one; NULL where this CPU has no such.
 static range_function range_named(const char *name)
@@ -248,7 +248,7 @@ int64_t ed_hash_bare(const struct ed_hasher *hasher, const struct ed_token_batch
                      const char *set)
 {
     const range_function function = range_named(set);
-    return function ? function(hasher, batch, 0, hasher->layers, 0, batch->count, out, out_64) : -2;
+    return function ? function(hasher, batch, 0, hasher->layers, 0, batch->count, out, out_64) : ED_NO_SET;
 }
 
 struct run {
@@ -267,8 +267,8 @@ static void do_chunk(void *context, uint64_t chunk)
     const struct ed_hasher *h = run->hasher;
     const uint64_t begin = chunk * run->tokens_per_chunk, count = run->batch->count;
     const uint64_t end = begin + run->tokens_per_chunk < count ? begin + run->tokens_per_chunk : count;
-    const uint64_t token_bytes = (uint64_t)(run->last_layer - run->first_layer) * h->order_count *
-                                 h->heads_per_order * (run->out_64 ? 8 : 4);
+    const uint64_t token_bytes =
+        (uint64_t)(run->last_layer - run->first_layer) * h->order_count * h->heads_per_order * (run->out_64 ? 8 : 4);
     const int64_t bad = ed_hash_range(h, run->batch, run->first_layer, run->last_layer, begin, end,
                                       run->out + begin * token_bytes, run->out_64);
     if (bad < 0)

@@ -9,7 +9,10 @@
 
 #include <stdint.h>
 
-enum { ED_MAX_NGRAM = 16 };
+enum {
+    ED_MAX_NGRAM = 16,
+    ED_NO_SET = -2, // of instructions, by the name that was given
+};
 
 // The constants of a model. Arrays of layers are dense: [layers][max_ngram] and [layers][heads], where heads
 // = order_count * heads_per_order.
@@ -22,8 +25,8 @@ struct ed_hasher {
     const int64_t *multipliers;
     const int64_t *primes;
     const int64_t *offsets;
-    const double *inverses; // 1 / prime
-    int exact;              // a prime is too small for the estimate: divide
+    const double *inverses;   // 1 / prime
+    int exact;                // a prime is too small for the estimate: divide
     const int32_t *token_map; // [vocab] of compressed ids; NULL where tokens are compressed already
     int64_t vocab;
     int64_t pad; // compressed
@@ -34,12 +37,12 @@ struct ed_hasher {
 struct ed_token_batch {
     const void *tokens;
     uint64_t count;
-    int tokens_64;           // int64, else int32
-    const int64_t *starts;   // [sequences + 1], ascending from 0; NULL: one sequence
+    int tokens_64;         // int64, else int32
+    const int64_t *starts; // [sequences + 1], ascending from 0; NULL: one sequence
     uint64_t sequences;
-    const uint8_t *blocked;  // [count], or NULL
-    const int64_t *history;  // [sequences][max_ngram - 1] raw ids before each start, newest first, -1 for
-                             // none or blocked; NULL: none anywhere
+    const uint8_t *blocked; // [count], or NULL
+    const int64_t *history; // [sequences][max_ngram - 1] raw ids before each start, newest first, -1 for
+                            // none or blocked; NULL: none anywhere
 };
 
 // Hash layers [first_layer, last_layer) into out[count][last_layer - first_layer][heads], int32 or int64, with
@@ -53,7 +56,7 @@ int64_t ed_hash_one(const struct ed_hasher *hasher, const void *tokens, uint64_t
                     int out_64, int threads);
 
 // The same for all layers on this thread, with the instruction set "plain", "avx2" or "avx512" (NULL: the best one);
-// -2 where this CPU or build has it not. The history is taken as checked.
+// ED_NO_SET where this CPU or build has it not. The history is taken as checked.
 int64_t ed_hash_bare(const struct ed_hasher *hasher, const struct ed_token_batch *batch, void *out, int out_64,
                      const char *set);
 

@@ -4,8 +4,7 @@
 #include <stddef.h>
 #include <string.h>
 
-void ed_interleave(const uint8_t *const *columns, const uint32_t *widths, uint32_t count, uint64_t rows,
-                   uint8_t *out)
+void ed_interleave(const uint8_t *const *columns, const uint32_t *widths, uint32_t count, uint64_t rows, uint8_t *out)
 {
     // DeepSeek-V4.1's columns have constant widths, for which the compiler emits plain vector moves.
     if (count == 2 && widths[0] == 256 && widths[1] == 8) {

@@ -7,7 +7,6 @@
 
 // Row r of `out` is row r of each of the `count` columns, one after the other; column c is dense with
 // `widths[c]` bytes a row. `out` overlaps no column.
-void ed_interleave(const uint8_t *const *columns, const uint32_t *widths, uint32_t count, uint64_t rows,
-                   uint8_t *out);
+void ed_interleave(const uint8_t *const *columns, const uint32_t *widths, uint32_t count, uint64_t rows, uint8_t *out);
 
 #endif

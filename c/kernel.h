@@ -18,12 +18,12 @@ struct ed_table {
     const uint8_t *guard_begin; // a fault in here is a row that cannot be read: all of the pool's mapping,
     const uint8_t *guard_end;   // since the kernel may name the page of a fault and not the address
     uint64_t rows;
-    uint64_t row_bytes;         // sum of the spans' bytes
+    uint64_t row_bytes; // sum of the spans' bytes
     const struct ed_span *spans;
     uint64_t span_count;
     const int64_t *head_begins; // [head_count + 1], the last equals rows; NULL where heads are unknown
     uint64_t head_count;
-    uint32_t rows_ahead;        // how many rows further the prefetch is; 0 for none, at most ED_MAX_AHEAD
+    uint32_t rows_ahead; // how many rows further the prefetch is; 0 for none, at most ED_MAX_AHEAD
 };
 
 enum { ED_MAX_AHEAD = 63 };
@@ -34,7 +34,10 @@ enum ed_gather_flags {
     ED_PER_HEAD = 4,     // ids[i] counts within head i % head_count
 };
 
-enum { ED_ALL_VALID = -1 };
+enum {
+    ED_ALL_VALID = -1,
+    ED_NO_KERNEL = -2, // by the name that was given
+};
 
 struct ed_range {
     const struct ed_table *table;

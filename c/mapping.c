@@ -18,8 +18,7 @@ int ed_map(int fd, uint64_t length, uint64_t align, int writable, int huge, stru
         return -EINVAL;
     // A file's mapping is placed on a 4 KiB boundary, where no huge page fits: reserve more and choose.
     const uint64_t reserved = length + align;
-    uint8_t *reservation =
-        mmap(NULL, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    uint8_t *reservation = mmap(NULL, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (reservation == MAP_FAILED)
         return -errno;
     uint8_t *address = (uint8_t *)(((uintptr_t)reservation + align - 1) & ~(uintptr_t)(align - 1));
@@ -58,8 +57,7 @@ int ed_populate(const struct ed_mapping *mapping, uint64_t offset, uint64_t leng
         return -ERANGE;
     const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     const uint64_t begin = offset & ~(page - 1);
-    if (madvise(mapping->address + begin, offset + length - begin,
-                writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ))
+    if (madvise(mapping->address + begin, offset + length - begin, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ))
         return -errno;
     return 0;
 }

@@ -94,7 +94,8 @@ void ed_fence(void)
 void ed_invalidate(const uint8_t *address, uint64_t length)
 {
     const uint8_t *line = (const uint8_t *)((uintptr_t)address & ~(uintptr_t)(ED_LINE - 1));
-    // User space may clean and invalidate, not invalidate alone; P2 leaves nothing dirty to clean.
+    // User space may clean and invalidate, not invalidate alone; stores go past the caches, so there is
+    // nothing dirty to clean.
     for (; line < address + length; line += ED_LINE)
         __asm__ volatile("dc civac, %0" ::"r"(line) : "memory");
     __asm__ volatile("dsb sy" ::: "memory");

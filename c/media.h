@@ -23,7 +23,8 @@ void ed_store_lines(uint8_t *target, const uint8_t *source, uint64_t lines);
 void ed_fence(void);
 
 // Drop [address, address + length), widened to whole lines, from this CPU's caches and wait for it, so
-// that the next load comes from the media. A dirty line would be written back, hence P2: there is none.
+// that the next load comes from the media. A dirty line would be written back, which is one more reason why stores
+// go past the caches: there is none.
 void ed_invalidate(const uint8_t *address, uint64_t length);
 
 #endif

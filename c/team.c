@@ -2,44 +2,35 @@
 #define _GNU_SOURCE
 #include "team.h"
 
-#include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 enum {
     SLOTS = 64,
-    MAX_WORKERS = 255,
     // Two wake two each, and so on: the caller pays for two wake-ups, not for all.
     WOKEN_AT_ONCE = 2,
     SPINS_BETWEEN_CLOCKS = 32,
     DEFAULT_SPIN_US = 100,
     // A worker that was descheduled in mid-chunk may wait for the very CPU that its caller spins on.
     SPINS_BEFORE_YIELD = 2000,
+    // Yielding lets no other thread run where the caller is of a real-time class: it has to sleep.
+    SPINS_BEFORE_SLEEP = SPINS_BEFORE_YIELD + 1000,
+    SLEEP_NS = 50 * 1000,
 };
 
-// A slot's ticket word holds all that a claim depends on, so that one compare-and-swap decides it:
-// generation of the job (16 bits), places left for helpers (8), chunks (20), next chunk (20). A claim made
-// for an earlier job of the slot fails on the generation.
+// A slot's word: chunks of its job in the high half, the next one to take in the low half. Whoever adds one to it
+// and finds the former value below the number of chunks has that chunk, of whatever job the slot then holds: its
+// fields stay until the chunk is done. So a worker that was slow to look takes a ticket of a later job and no harm
+// is done; it may only be one helper more than that job asked for.
 typedef uint64_t ticket;
-enum { NEXT_BITS = 20, CHUNK_BITS = 20, SEAT_BITS = 8 };
-#define NEXT(t) ((t) & ((1u << NEXT_BITS) - 1))
-#define CHUNKS(t) (((t) >> NEXT_BITS) & ((1u << CHUNK_BITS) - 1))
-#define SEATS(t) (((t) >> (NEXT_BITS + CHUNK_BITS)) & ((1u << SEAT_BITS) - 1))
-#define GENERATION(t) ((t) >> (NEXT_BITS + CHUNK_BITS + SEAT_BITS))
-#define ONE_SEAT ((ticket)1 << (NEXT_BITS + CHUNK_BITS))
-
-static ticket make_ticket(uint64_t generation, uint64_t seats, uint64_t chunks)
-{
-    return generation << (NEXT_BITS + CHUNK_BITS + SEAT_BITS) | seats << (NEXT_BITS + CHUNK_BITS) |
-           chunks << NEXT_BITS;
-}
+#define NEXT(t) ((uint32_t)(t))
+#define CHUNKS(t) ((uint32_t)((t) >> 32))
 
 struct slot {
     _Alignas(128) _Atomic ticket word;
@@ -48,6 +39,7 @@ struct slot {
     void *context;
     // Apart from the word: claims and completions would pull one line to and fro.
     _Alignas(128) _Atomic uint32_t done;
+    _Alignas(128) _Atomic int seats; // helpers that the job still wants
 };
 
 static struct slot slots[SLOTS];
@@ -56,7 +48,7 @@ static _Atomic uint64_t posted;  // slots that workers look at
 static _Atomic uint32_t signals; // futex: counts wake-ups
 static _Atomic int sleepers;
 static _Atomic int workers;
-static _Atomic uint32_t forks;   // how many forks lie between the first process and this one
+static _Atomic uint32_t forks; // how many forks lie between the first process and this one
 static _Atomic int configured_limit;
 static _Atomic int system_limit;
 static _Atomic int spin_us = DEFAULT_SPIN_US;
@@ -78,22 +70,30 @@ static int64_t now_ns(void)
     return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-// Take a ticket of the slot's present job. A helper's first one also takes a seat: `*member` is then the
-// generation that it belongs to. Gives false where there is nothing to take.
-static bool claim(struct slot *slot, uint64_t *member, bool seated, uint64_t *chunk)
+// Take a ticket of the slot's present job; false where there is none left.
+static bool claim(struct slot *slot, uint64_t *chunk)
 {
-    ticket t = atomic_load_explicit(&slot->word, memory_order_acquire);
-    for (;;) {
-        if (NEXT(t) >= CHUNKS(t) || (seated ? GENERATION(t) != *member : SEATS(t) == 0))
-            return false;
-        const ticket after = t + 1 - (seated ? 0 : ONE_SEAT);
-        if (atomic_compare_exchange_weak_explicit(&slot->word, &t, after, memory_order_acquire,
-                                                  memory_order_acquire))
-            break;
-    }
-    *member = GENERATION(t);
+    // One atomic addition, not a compare-and-swap: sixteen threads that begin at once would each fail many times.
+    // Looked at first, because idle workers come by without end.
+    ticket t = atomic_load_explicit(&slot->word, memory_order_relaxed);
+    if (NEXT(t) >= CHUNKS(t))
+        return false;
+    t = atomic_fetch_add_explicit(&slot->word, 1, memory_order_acquire);
     *chunk = NEXT(t);
-    return true;
+    return NEXT(t) < CHUNKS(t);
+}
+
+// Take one of the places for helpers of the slot's job.
+static bool take_seat(struct slot *slot)
+{
+    return atomic_load_explicit(&slot->seats, memory_order_relaxed) > 0 &&
+           atomic_fetch_sub_explicit(&slot->seats, 1, memory_order_relaxed) > 0;
+}
+
+static bool claimable_in(struct slot *slot)
+{
+    const ticket t = atomic_load(&slot->word);
+    return NEXT(t) < CHUNKS(t) && atomic_load(&slot->seats) > 0;
 }
 
 static void finish(struct slot *slot)
@@ -119,17 +119,16 @@ static bool help(unsigned first)
         if (!(open >> s & 1))
             continue;
         struct slot *slot = &slots[s];
-        uint64_t member = 0, chunk;
-        if (!claim(slot, &member, false, &chunk))
+        uint64_t chunk;
+        if (!claimable_in(slot) || !take_seat(slot))
             continue;
-        const ticket t = atomic_load_explicit(&slot->word, memory_order_relaxed);
-        if (SEATS(t) && NEXT(t) < CHUNKS(t))
+        if (claimable_in(slot))
             wake(WOKEN_AT_ONCE);
-        do {
+        while (claim(slot, &chunk)) {
             slot->run(slot->context, chunk);
             finish(slot);
-        } while (claim(slot, &member, true, &chunk));
-        helped = true;
+            helped = true;
+        }
     }
     return helped;
 }
@@ -137,8 +136,7 @@ static bool help(unsigned first)
 static bool claimable(void)
 {
     for (uint64_t open = atomic_load(&posted); open; open &= open - 1) {
-        const ticket t = atomic_load(&slots[__builtin_ctzll(open)].word);
-        if (NEXT(t) < CHUNKS(t) && SEATS(t))
+        if (claimable_in(&slots[__builtin_ctzll(open)]))
             return true;
     }
     return false;
@@ -173,10 +171,17 @@ bool ed_team_forked(void)
     return atomic_load_explicit(&forks, memory_order_relaxed) != 0;
 }
 
+// The CPUs of the process, which a thread that pinned itself shares with none of the others: those of its main
+// thread, whose id is the process's.
+static bool process_cpus(cpu_set_t *set)
+{
+    return sched_getaffinity(getpid(), sizeof *set, set) == 0;
+}
+
 static int read_system_limit(void)
 {
     cpu_set_t set;
-    int cpus = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
+    int cpus = process_cpus(&set) ? CPU_COUNT(&set) : 1;
     // cgroup v2, as a container sees its own: "max 100000", or a quota and a period in microseconds.
     FILE *file = fopen("/sys/fs/cgroup/cpu.max", "re");
     long quota, period;
@@ -187,7 +192,7 @@ static int read_system_limit(void)
         }
         fclose(file);
     }
-    return cpus < 1 ? 1 : cpus > MAX_WORKERS ? MAX_WORKERS : cpus;
+    return cpus < 1 ? 1 : cpus > ED_MAX_WORKERS ? ED_MAX_WORKERS : cpus;
 }
 
 int ed_team_limit(void)
@@ -205,7 +210,7 @@ int ed_team_limit(void)
 
 void ed_team_configure(int limit, int spin)
 {
-    atomic_store(&configured_limit, limit < 0 ? 0 : limit > MAX_WORKERS ? MAX_WORKERS : limit);
+    atomic_store(&configured_limit, limit < 0 ? 0 : limit > ED_MAX_WORKERS ? ED_MAX_WORKERS : limit);
     if (spin >= 0)
         atomic_store(&spin_us, spin);
 }
@@ -226,6 +231,9 @@ static void start_workers(int wanted)
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    cpu_set_t set;
+    if (process_cpus(&set))
+        pthread_attr_setaffinity_np(&attributes, sizeof set, &set);
     while (atomic_load(&workers) < wanted) {
         pthread_t thread;
         if (pthread_create(&thread, &attributes, work, (void *)(uintptr_t)atomic_load(&workers)))
@@ -265,9 +273,8 @@ void ed_team_post(struct ed_job *job, int helpers)
     slot->run = job->run;
     slot->context = job->context;
     atomic_store_explicit(&slot->done, 0, memory_order_relaxed);
-    const uint64_t generation = GENERATION(atomic_load_explicit(&slot->word, memory_order_relaxed)) + 1;
-    atomic_store_explicit(&slot->word, make_ticket(generation & 0xffff, (uint64_t)helpers, job->chunks),
-                          memory_order_release);
+    atomic_store_explicit(&slot->seats, helpers, memory_order_relaxed);
+    atomic_store_explicit(&slot->word, (ticket)job->chunks << 32, memory_order_release);
     atomic_fetch_or(&posted, 1ull << job->slot);
     wake(helpers < WOKEN_AT_ONCE ? helpers : WOKEN_AT_ONCE);
 }
@@ -296,8 +303,8 @@ static void end(struct ed_job *job, bool run)
         return;
     }
     struct slot *slot = &slots[job->slot];
-    uint64_t member = GENERATION(atomic_load_explicit(&slot->word, memory_order_relaxed)), chunk;
-    while (claim(slot, &member, true, &chunk)) {
+    uint64_t chunk;
+    while (claim(slot, &chunk)) {
         if (run)
             job->run(job->context, chunk);
         finish(slot);
@@ -305,8 +312,10 @@ static void end(struct ed_job *job, bool run)
     for (unsigned spins = 0; !ed_team_done(job); spins++) {
         if (spins < SPINS_BEFORE_YIELD)
             relax();
-        else
+        else if (spins < SPINS_BEFORE_SLEEP)
             sched_yield();
+        else
+            nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
     }
     atomic_fetch_and(&posted, ~(1ull << job->slot));
     atomic_fetch_and(&taken, ~(1ull << job->slot));

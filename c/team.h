@@ -16,7 +16,10 @@
 // Do chunk `chunk` of the job. Called from several threads at once, once for each chunk.
 typedef void (*ed_chunk_function)(void *context, uint64_t chunk);
 
-enum { ED_MAX_CHUNKS = (1 << 20) - 1 };
+enum {
+    ED_MAX_CHUNKS = (1 << 20) - 1,
+    ED_MAX_WORKERS = 255,
+};
 
 struct ed_job {
     ed_chunk_function run;
@@ -43,8 +46,8 @@ bool ed_team_done(const struct ed_job *job);
 // Tell whether this process was forked from one that had this library loaded.
 bool ed_team_forked(void);
 
-// How many threads, callers included, may work at once: the CPUs of this process's affinity, fewer under a
-// cgroup's CPU quota, or what ed_team_configure() said.
+// How many threads, callers included, may work at once: the CPUs of the main thread's affinity, whoever asks
+// first, fewer under a cgroup's CPU quota, or what ed_team_configure() said. Workers have that affinity, too.
 int ed_team_limit(void);
 
 // Set the limit (0: as the system says) and how many microseconds an idle worker spins before it sleeps

@@ -81,9 +81,10 @@ def open(  # noqa: A001 - the name users expect
     tune: how many rows ahead gathers prefetch, 0 to 63; "auto" measures it with the first table (some
     milliseconds), None does so on devdax devices and takes 12 elsewhere.
 
-    Raises BackingError (nothing there, no permission), NotAPoolError, FormatError, RefusedError (a
-    shared pool that has not admitted this host).
+    Raises ParameterError (`tune`, no one pool), BackingError (nothing there, no permission), NotAPoolError,
+    FormatError, RefusedError (a shared pool that has not admitted this host).
     """
-    if isinstance(tune, int) and not 0 <= tune <= MAX_ROWS_AHEAD:
-        raise ParameterError(f"tune={tune} is out of range", remedy=f"give 0 to {MAX_ROWS_AHEAD} rows, or 'auto'")
+    number = type(tune) is int and 0 <= tune <= MAX_ROWS_AHEAD
+    if tune is not None and tune != "auto" and not number:
+        raise ParameterError(f"tune={tune!r} is unknown", remedy=f"give 0 to {MAX_ROWS_AHEAD} rows, or 'auto'")
     return Pool(resolve(target), tune=tune)

@@ -47,11 +47,6 @@ class Backing:
     device: int
     """st_rdev of a device, 0 for a file."""
 
-    @property
-    def shareable(self) -> bool:
-        """Tell whether other hosts may have the same memory."""
-        return self.kind is Kind.DEVDAX
-
     def open(self, *, writable: bool = False) -> int:
         """Open it, O_RDONLY unless `writable`; the caller closes the descriptor."""
         return open_fd(self.path, writable=writable)
@@ -78,7 +73,7 @@ def open_fd(path: Path, *, writable: bool) -> int:
     except FileNotFoundError:
         raise BackingError(
             f"{path} does not exist",
-            remedy="see `engramdax provision`, or name the pool by another path",
+            remedy="`daxctl list` shows devices; `engramdax provision --file` makes a pool in a file",
         ) from None
     except PermissionError:
         raise BackingError(

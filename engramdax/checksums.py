@@ -63,7 +63,7 @@ def verify_blocks(
     if crc32c(stored) != checksums_crc:
         raise DamagedTableError(
             "the table's checksums are damaged themselves, so nothing can be said of its rows",
-            remedy="load the table again",
+            remedy="remove the table and load it again",
         )
     expected = np.frombuffer(stored, "<u4")
     done = 0

@@ -8,7 +8,10 @@ wrongly, 3 it was refused for safety and `--force` (or what the remedy says) wou
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class EngramdaxError(Exception):
@@ -44,6 +47,10 @@ class SourceError(EngramdaxError):
 class FormatError(EngramdaxError):
     """What stands on the media is not a pool of a version that this code knows, or is damaged."""
 
+    def at(self, path: Path) -> Self:
+        """Give the same error with the place that it was found at."""
+        return type(self)(f"{path}: {self.problem}", remedy=self.remedy)
+
 
 class NotAPoolError(FormatError):
     """There is no pool at this place at all."""
@@ -54,7 +61,7 @@ class BackingError(EngramdaxError):
 
 
 class BusyError(EngramdaxError):
-    """Somebody else is at it: another writer holds the pool, or readers still use what is to go."""
+    """Another process writes the pool."""
 
 
 class SpaceError(EngramdaxError):
@@ -102,4 +109,4 @@ class CudaError(EngramdaxError, RuntimeError):
 
 
 class ClosedError(EngramdaxError, ValueError):
-    """The pool or table was closed before."""
+    """The pool, source or table on a GPU was closed before."""

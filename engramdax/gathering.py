@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 import warnings
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from engramdax.table import Table
 
-MAX_THREADS: Final = 255
+MAX_THREADS: Final = int(lib.ED_MAX_WORKERS)
 MAX_SPIN_US: Final = 1_000_000
 
 _ENGINES: Final = {"team": lib.ED_TEAM, "openmp": lib.ED_OPENMP}
@@ -159,6 +160,7 @@ def configure(*, threads: int | None = None, spin_us: int | None = None) -> None
     the process may use (affinity, cgroup quota). spin_us: how long an idle worker spins before it sleeps,
     in microseconds; None leaves it (ENGRAMDAX_SPIN_US, 100). Spinning answers faster and burns a core.
     """
+    spin_us = None if spin_us is None else _whole("spin_us", spin_us)
     if spin_us is not None and not 0 <= spin_us <= MAX_SPIN_US:
         raise ParameterError(f"spin_us={spin_us} is out of range", remedy=f"give 0 to {MAX_SPIN_US} microseconds")
     limit = _ENVIRONMENT_THREADS if threads is None else thread_count(threads)
@@ -167,9 +169,17 @@ def configure(*, threads: int | None = None, spin_us: int | None = None) -> None
 
 def thread_count(threads: int) -> int:
     """Check a number of threads."""
+    if type(threads) is not int:
+        threads = _whole("threads", threads)
     if threads < 1:
         raise ParameterError(f"threads={threads} copies nothing", remedy="give 1 or more")
     return min(threads, MAX_THREADS)
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
+        raise ParameterError(f"{name}={value!r} is no whole number", remedy="give an int")
+    return operator.index(value)
 
 
 def engine_number(engine: str) -> int:
@@ -183,13 +193,13 @@ def failure_of(outcome: int, requests: Sequence[tuple[Table, npt.NDArray[Any], i
     """Give the error for this thread's last gather, which did not end well."""
     if outcome == lib.ED_OVERLAP:
         return ParameterError("out overlaps ids", remedy="give two separate buffers")
+    if outcome == lib.ED_NO_MEMORY:
+        return MemoryError("no memory to keep account of a gather")
     failure: Any = lib.ed_failure()
     if outcome == lib.ED_BAD_ID:
         table, ids, flags = requests[failure.request]
         error: Exception = table.bad_id(ids, int(failure.position), per_head=bool(flags & lib.ED_PER_HEAD))
         return error
-    if failure.unreadable == ffi.NULL:
-        return MemoryError("no memory to report rows that cannot be read")
     total = sum(ids.size for _, ids, _ in requests)
     bits = np.frombuffer(bytes(ffi.buffer(failure.unreadable, total // 8 + 1)), np.uint8)
     lib.ed_failure_clear()

@@ -2,9 +2,9 @@
 """Who this host is, and where it keeps what belongs to it alone.
 
 /var/lib/engramdax holds what outlives a boot (host id, records of what provisioning made, writer locks),
-/run/engramdax what must not (pins of readers). tmpfiles.d makes both, for user and group engramdax. A
-user without access to them, on a laptop say, has the XDG directories instead; such a user can have only
-pools in files, whose locks lie on the file itself. ENGRAMDAX_STATE_DIR and ENGRAMDAX_RUN_DIR override.
+/run/engramdax what must not (pins of readers). Root makes both at first need; whoever may write there uses
+them, too. A user without access to them, on a laptop say, has the XDG directories instead; such a user can
+have only pools in files, whose locks lie on the file itself. ENGRAMDAX_STATE_DIR and ENGRAMDAX_RUN_DIR override.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from uuid import UUID, uuid4
 
 from engramdax.backing import NETWORK_MAGICS, file_system
 from engramdax.errors import BackingError
+from engramdax.files import replace_file
 
 SYSTEM_STATE: Final = Path("/var/lib/engramdax")
 SYSTEM_RUN: Final = Path("/run/engramdax")
+DIRECTORY_MODE: Final = 0o2775
 OVERRIDE: Final = Path("/etc/engramdax/host-id")
 DMI_UUID: Final = Path("/sys/class/dmi/id/product_uuid")
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - tmpfs is the point
 
 
 def state_dir() -> Path:
@@ -44,10 +47,20 @@ def run_dir() -> Path:
     return Path(os.environ.get("XDG_RUNTIME_DIR") or state_dir()) / "engramdax"
 
 
+def cache_dir() -> Path:
+    """Where this user's engramdax keeps what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "engramdax"
+
+
 def make_dir(path: Path) -> Path:
-    """Make one of these directories where it is missing; the group may write, the world may not."""
+    """Make one of these directories where it is missing: the group may write, the world only look.
+
+    Everybody has to find the pools that root provisioned.
+    """
     try:
-        path.mkdir(mode=0o2770, parents=True, exist_ok=True)
+        path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        if path.stat().st_uid == os.geteuid():
+            path.chmod(DIRECTORY_MODE)  # past the umask
     except OSError as e:
         raise BackingError(
             f"cannot make {path}: {e.strerror}",
@@ -62,7 +75,7 @@ def host_name() -> str:
 
 
 def host_id() -> UUID:
-    """Give this host's id, made at the first call and kept in the state directory (rule P9).
+    """Give this host's id, made at the first call and kept in the state directory.
 
     The machine's DMI product uuid stands beside it: where it differs, the disk is a clone of another
     host's, and the clone gets an id of its own. Refused on a network file system, where two hosts would
@@ -90,7 +103,8 @@ def host_id() -> UUID:
         if known := _known(path, machine):
             return known
         fresh = uuid4()
-        _write(path, fresh, machine)
+        text = json.dumps({"id": str(fresh), "machine": machine}) + "\n"
+        replace_file(path, lambda file: file.write(text.encode()), mode=0o644, remedy="run as root once")
         return fresh
     finally:
         os.close(fd)
@@ -118,13 +132,3 @@ def _read(path: Path) -> tuple[UUID, str | None] | None:
         raise BackingError(
             f"{path} is damaged: {e}", remedy="remove it: this host gets a new id and must be admitted again"
         ) from None
-
-
-def _write(path: Path, host: UUID, machine: str | None) -> None:
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(json.dumps({"id": str(host), "machine": machine}) + "\n")
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except OSError as e:
-        raise BackingError(f"cannot write {path}: {e.strerror}", remedy="run as root once") from None

@@ -57,7 +57,7 @@ def _open_lock(path: Path, backing: Backing) -> int:
     except OSError as e:
         raise BackingError(
             f"cannot open {path}: {e.strerror}",
-            remedy="join the group engramdax, or let root run `systemd-tmpfiles --create`",
+            remedy="run as root or as a member of the group that owns it (ls -l tells)",
         ) from None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from engramdax._core import ffi, lib
-from engramdax.errors import BackingError, ClosedError
+from engramdax.errors import BackingError
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
 
@@ -30,6 +30,7 @@ class Mapping:
                 remedy="check the limits of this process (ulimit -v, cgroup) and the device's state",
             )
         self._ret = ret
+        self.path = path
         self.writable = writable
         self.length = length
         self.address = int(ffi.cast("uintptr_t", ret.address))
@@ -37,10 +38,14 @@ class Mapping:
         # At exit the kernel unmaps anyway, and another thread may still be inside a gather.
         self._finalizer.atexit = False
 
+    def check(self, offset: int, length: int) -> None:
+        """Raise BackingError unless [offset, offset + length) lies inside."""
+        if offset < 0 or length < 0 or offset + length > self.length:
+            raise BackingError(f"bytes {offset} to {offset + length} lie outside the {self.length} of {self.path}")
+
     def view(self, offset: int, length: int) -> memoryview:
         """Give a view of [offset, offset + length); it must not outlive this object."""
-        if offset < 0 or length < 0 or offset + length > self.length:
-            raise ClosedError(f"bytes {offset} to {offset + length} lie outside a mapping of {self.length}")
+        self.check(offset, length)
         view = memoryview(ffi.buffer(self._ret.address + offset, length))
         return view if self.writable else view.toreadonly()
 

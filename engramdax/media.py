@@ -8,24 +8,22 @@ real one under the same pool code. The real one is the C core over a mapping (c/
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from engramdax._core import ffi, lib
 from engramdax.errors import BackingError
+from engramdax.format.geometry import LINE
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
     from engramdax.mapping import Mapping
 
-LINE: Final = 64
-"""Bytes of a cache line: the unit in which shared media are written (rule P2)."""
-
 
 class Media(Protocol):
     """A range of bytes that other hosts may read and write.
 
-    Offsets are in bytes from its start. Only the owner host stores (rule P1), and only multiples of
+    Offsets are in bytes from its start. Only the owner host stores, and only multiples of
     LINE at multiples of LINE.
     """
 
@@ -67,10 +65,11 @@ class MappedMedia:
         """Store whole lines past the caches."""
         source = ffi.from_buffer(data)
         length = len(source)
-        if offset % LINE or length % LINE or offset < 0 or offset + length > self.size:
-            raise BackingError(f"{length} bytes at {offset} are no whole lines of a pool of {self.size}")
+        self.mapping.check(offset, length)
+        if offset % LINE or length % LINE:
+            raise BackingError(f"{length} bytes at {offset} are no whole lines of {self.mapping.path}")
         if not self.mapping.writable:
-            raise BackingError("the pool is mapped read-only", remedy="open it for writing")
+            raise BackingError(f"{self.mapping.path} is mapped read-only", remedy="open it for writing")
         lib.ed_store_lines(self._base + offset, source, length // LINE)
 
     def fence(self) -> None:
@@ -81,8 +80,7 @@ class MappedMedia:
 
     def invalidate(self, offset: int, length: int) -> None:
         """Forget what this CPU holds of the range."""
-        if offset < 0 or length < 0 or offset + length > self.size:
-            raise BackingError(f"bytes {offset} to {offset + length} lie outside a pool of {self.size}")
+        self.mapping.check(offset, length)
         lib.ed_invalidate(self._base + offset, length)
 
     def load(self, offset: int, length: int) -> bytes:

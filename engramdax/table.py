@@ -128,6 +128,11 @@ class Table:
         return self._entry.hot.served if self._entry.hot else ()
 
     @property
+    def hot_rows(self) -> int:
+        """Number of rows in the hot list, 0 without one."""
+        return self._entry.hot.rows if self._entry.hot else 0
+
+    @property
     def source(self) -> dict[str, Any]:
         """What the table was loaded from."""
         return self._entry.source
@@ -317,7 +322,8 @@ class Table:
         """Register the table with the CUDA driver and give it as one GPU sees it.
 
         hot: budget for hot rows in GPU memory, in bytes or as "2GiB", everything they take included; None: none.
-        path: "auto" or "direct". heads: (first, count), the rank's part of the ids' last dimension, of which
+        path: "direct" reads the registered pool, for hot rows their copies; "auto" is the same so far.
+        heads: (first, count), the rank's part of the ids' last dimension, of which
         padded_heads (default: count) come out, the last ones zeros. rows: (low, high), the rank's part of the
         table; ids outside give rows of zeros. progress: called with bytes registered.
 
@@ -430,5 +436,5 @@ class Table:
             limit, what = self.heads[head], f"head {head} of table {self.name}"
         return RowIdError(
             f"ids[{', '.join(map(str, place))}] is {value}, {what} has rows 0 to {limit - 1}",
-            remedy='give -1 for a row of zeros, or invalid="zero"',
+            remedy='give -1 for a row of zeros, or say invalid="zero" (--invalid zero)',
         )

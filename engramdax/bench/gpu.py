@@ -11,12 +11,13 @@ is held both ways.
 from __future__ import annotations
 
 import time
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from engramdax.bench.gpu_peers import DIM, SCALES, SglangStaging, VllmLookup, sglang_gather
+from engramdax.bench.gpu_peers import DIM, SCALES, SglangStaging, VllmLookup, dequantise, sglang_gather
 from engramdax.errors import CudaError, EngramdaxError
 
 if TYPE_CHECKING:
@@ -66,9 +67,7 @@ def torch_module() -> Any:
     try:
         import torch  # noqa: PLC0415  # a peer, never a dependency
     except ImportError:
-        raise EngramdaxError(
-            "PyTorch is not installed", remedy="give it with --peers DIR, or pip install torch"
-        ) from None
+        raise EngramdaxError("PyTorch is not installed", remedy="pip install torch") from None
     if not torch.cuda.is_available():
         raise CudaError("PyTorch sees no CUDA device", remedy="check nvidia-smi")
     return torch
@@ -172,24 +171,33 @@ class Contest:
         return calls
 
     def _index_select(self, tokens: int, rounds: int) -> Series:
-        """torch.index_select of whole rows into a pinned buffer, and one copy to the GPU."""
+        """torch.index_select of whole rows into a pinned buffer, a copy to the GPU, and dequantising there.
+
+        The ids come from the device, as they do for everybody else: a copy to the host and a wait.
+        """
         torch = self.torch
-        rows = torch.from_numpy(np.frombuffer(self._rows_view(), np.uint8).reshape(-1, self.table.row_bytes))
+        rows = self._pool_tensor().view(-1, self.table.row_bytes)
         staging = torch.empty((tokens * self.heads, self.table.row_bytes), dtype=torch.uint8, pin_memory=True)
-        out = torch.empty(staging.shape, dtype=torch.uint8, device="cuda")
+        packed = torch.empty(staging.shape, dtype=torch.uint8, device="cuda")
+        out = torch.empty((packed.shape[0], DIM), dtype=torch.bfloat16, device="cuda")
 
         def call(ids: Any) -> None:
-            torch.index_select(rows, 0, ids, out=staging)
-            out.copy_(staging, non_blocking=True)
+            torch.index_select(rows, 0, ids.cpu(), out=staging)
+            packed.copy_(staging, non_blocking=True)
+            if self._float8:
+                dequantise(torch, packed[:, :DIM], packed[:, DIM:], out)
 
-        return self._walled("torch index_select, copy", tokens, rounds, call)
+        return self._walled("torch index_select, copy", tokens, rounds, call, ids_on_host=False)
 
-    def _walled(self, name: str, tokens: int, rounds: int, call: Callable[[Any], None]) -> Series:
-        """Time calls that need the ids on the host, from there to rows on the GPU."""
+    def _walled(
+        self, name: str, tokens: int, rounds: int, call: Callable[[Any], None], *, ids_on_host: bool = True
+    ) -> Series:
+        """Time calls by the host's clock, from ids to rows on the GPU."""
         torch = self.torch
         series = Series(name, tokens, wall=True)
         for round_ in range(-2, rounds):
-            ids = self._draw(tokens).view(-1).long().cpu()
+            ids = self._draw(tokens).view(-1).long()
+            ids = ids.cpu() if ids_on_host else ids
             torch.cuda.synchronize()
             start = time.perf_counter_ns()
             call(ids)
@@ -200,9 +208,9 @@ class Contest:
 
     def _staging(self, tokens: int, rounds: int) -> Series:
         torch = self.torch
-        bytes_ = np.frombuffer(self._rows_view(), np.uint8)
-        values = torch.from_numpy(bytes_[: self.table.rows * DIM].reshape(-1, DIM))
-        scales = torch.from_numpy(bytes_[self.table.rows * DIM :].reshape(-1, SCALES))
+        whole = self._pool_tensor()
+        values = whole[: self.table.rows * DIM].view(-1, DIM)
+        scales = whole[self.table.rows * DIM :].view(-1, SCALES)
         stage = SglangStaging(torch, values, scales)
         out = torch.empty((tokens * self.heads, DIM), dtype=torch.bfloat16, device="cuda")
         return self._walled("sglang host staging", tokens, rounds, lambda ids: stage(ids, out))
@@ -222,9 +230,13 @@ class Contest:
 
         return self._walled("a copy per row", tokens, rounds, call)
 
-    def _rows_view(self) -> memoryview:
+    def _pool_tensor(self) -> Any:
+        """Give the table's bytes as a tensor on the host."""
         entry = self.table.entry
-        return self.table.attachment.mapping.view(entry.extent.offset, entry.bytes)
+        view = np.frombuffer(self.table.attachment.mapping.view(entry.extent.offset, entry.bytes), np.uint8)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it is read-only: nobody writes to it
+            return self.torch.from_numpy(view)
 
     def seams(self) -> int:
         """Give how many bytes of rows around the seams of the registration, and of random rows, are wrong."""

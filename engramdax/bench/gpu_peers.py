@@ -105,6 +105,15 @@ class VllmLookup:
         )
 
 
+def dequantise(torch: Any, rows: Any, scales: Any, out: Any) -> None:
+    """Turn float8 values uint8 [N, 256] and scales uint8 [N, 8] into bf16, as torch's own operations do it."""
+    exponents = scales.to(torch.int32)
+    factor = torch.where(exponents == 0, 2.0**-127, (exponents << 23).view(torch.float32))
+    values = rows.view(torch.float8_e4m3fn).to(torch.float32).view(-1, SCALES, DIM // SCALES)
+    torch.mul(values, factor.unsqueeze(-1), out=values)
+    out.copy_(values.view(-1, DIM))
+
+
 class SglangStaging:
     """SGLang's host staging in its shape: 16 threads of index_select into pinned buffers, copies, dequantising."""
 
@@ -117,11 +126,7 @@ class SglangStaging:
         """Stage ids int64 [N] of the host into bf16 out [N, 256]."""
         torch = self._torch
         rows, scales = (self._gather(table, ids).to(out.device, non_blocking=True) for table in self._tables)
-        exponents = scales.to(torch.int32)
-        factor = torch.where(exponents == 0, 2.0**-127, (exponents << 23).view(torch.float32))
-        values = rows.view(torch.float8_e4m3fn).to(torch.float32).view(-1, SCALES, DIM // SCALES)
-        torch.mul(values, factor.unsqueeze(-1), out=values)
-        out.copy_(values.view(-1, DIM))
+        dequantise(torch, rows, scales, out)
 
     def _gather(self, table: Any, ids: Any) -> Any:
         torch = self._torch

@@ -9,11 +9,13 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from engramdax import host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 REQUIREMENTS: Final = {"torch": "torch==2.13.0", "engramdb": "engramdb-python==0.3.0"}
 """What pip installs for each module. A peer that is there already is taken in the version it has."""
@@ -43,7 +45,7 @@ def find_peer(module: str, directory: Path | None, say: Callable[[str], None]) -
 
 def cache_dir() -> Path:
     """Where this user's peers are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "engramdax" / "peers"
+    return host.cache_dir() / "peers"
 
 
 def _install(requirement: str, target: Path) -> Peer:

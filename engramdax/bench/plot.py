@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from engramdax.bench.contenders import LABELS, OURS
 from engramdax.bench.report import figures
-from engramdax.errors import BackingError, ParameterError
+from engramdax.figures import save_figure
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,22 +17,7 @@ if TYPE_CHECKING:
     from engramdax.bench.contest import Outcome
     from engramdax.bench.report import Figure
 
-ENDINGS: Final = (".png", ".svg", ".pdf")
 MOST_COLUMNS: Final = 3
-
-
-def check_plot(path: Path) -> None:
-    """Refuse what `draw` could not do, before anything is measured for it."""
-    if path.suffix not in ENDINGS:
-        raise ParameterError(f"--plot {path} has no known ending", remedy=f"end it in {', '.join(ENDINGS)}")
-    if not path.parent.is_dir():
-        raise ParameterError(f"--plot {path}: {path.parent} is no directory", remedy="make it first")
-    try:
-        importlib.import_module("matplotlib")
-    except ImportError:
-        raise ParameterError(
-            "--plot needs matplotlib, which is not installed", remedy="pip install 'engramdax[plot]'"
-        ) from None
 
 
 def draw(outcome: Outcome, path: Path) -> None:
@@ -56,9 +41,7 @@ def draw(outcome: Outcome, path: Path) -> None:
     axes[0, 0].legend(fontsize="x-small")
     figure.tight_layout()
     try:
-        figure.savefig(path)
-    except OSError as e:
-        raise BackingError(f"cannot write {path}: {e.strerror}", remedy="give another --plot") from None
+        save_figure(figure, path)
     finally:
         pyplot.close(figure)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from engramdax.bench.pattern import PatternSource
 from engramdax.errors import BackingError, ParameterError
+from engramdax.host import SHARED_MEMORY
 from engramdax.pool.loader import Load, load_tables
 from engramdax.pool.pool import Pool
 from engramdax.pool.provision import Consent, Plan, plan_file, plan_hugepages, plan_removal
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 TABLE: Final = "bench"
 PAGE_BYTES: Final = {"4k": 4 << 10, "2m": 2 << 20}
-SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - tmpfs is the point
 MOST_BYTES: Final = 8 << 30
 SPARE: Final = 32 << 20
 """Metadata, checksums, and rounding to whole units."""

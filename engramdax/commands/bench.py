@@ -16,6 +16,7 @@ from engramdax.bench.ids import KINDS, Trace
 from engramdax.bench.scratch import PAGE_BYTES, default_bytes
 from engramdax.commands.output import JsonOption, print_grid, print_json, print_line, size_text
 from engramdax.errors import ParameterError
+from engramdax.figures import check_figure
 
 GROUP: Final = "bench"
 
@@ -81,7 +82,7 @@ def cpu(
     if plot_file is not None:
         if busy_core:
             raise ParameterError("--plot does not go with --busy-core", remedy="leave one out")
-        plot.check_plot(plot_file)
+        check_figure(plot_file)
     if peers is not None and not peers.is_dir():
         raise ParameterError(f"--peers {peers} is no directory", remedy="make it with pip install --target")
     if busy_core and rows:
@@ -195,7 +196,7 @@ def gpu(
     if (hot is not None or config is not None) and trace is None:
         raise ParameterError("--hot and --config need ids of real text", remedy="give --trace FILE.npz")
     if plot_file is not None:
-        plot.check_plot(plot_file)
+        check_figure(plot_file)
     plan = gpu_report.Plan(
         row=_known("--row", [row], tuple(gpu_report.ROWS))[0],
         tokens=tuple(tokens or gpu_report.TOKENS),

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 import time
@@ -13,14 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import numpy as np
 import typer
 
-from engramdax.commands.load import engram_loads
 from engramdax.commands.output import JsonOption, print_grid, print_json, print_line, size_text
 from engramdax.demo.checkpoint import DEFAULT_VOCAB_SIZE, write_checkpoint
 from engramdax.demo.compare import expected_rows
 from engramdax.demo.tokens import encode, load_tokenizer, sample_text
 from engramdax.errors import DamagedTableError
+from engramdax.host import SHARED_MEMORY
 from engramdax.ingest.open import open_sources
-from engramdax.ngram import Hasher, Layout, build_token_map
+from engramdax.ngram import Hasher, build_token_map
+from engramdax.ngram.config import read_layout
+from engramdax.pool.engram import engram_loads
 from engramdax.pool.loader import load_tables
 from engramdax.pool.pool import Pool
 from engramdax.pool.provision import Consent, plan_file, plan_removal
@@ -39,7 +40,6 @@ BATCHES: Final = (24, 384, 1536, 24_576)
 
 ROUNDS: Final = 30
 POOL_SPARE: Final = 64 << 20
-SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - tmpfs is the point
 
 
 def demo(
@@ -90,9 +90,7 @@ def _run(path: Path, checkpoint: Path, say: Callable[[str], None]) -> dict[str, 
     # Tables outlive the Pool they came from.
     for table in tables:
         say(f"table        {table.name}: {table.rows} rows of {table.row_bytes} bytes")
-    config = json.loads((checkpoint / "config.json").read_text())
-    token_map = build_token_map(load_tokenizer())
-    layout = Layout.from_config(config, token_map=token_map)
+    layout = read_layout(checkpoint / "config.json", token_map=build_token_map(load_tokenizer()))
     tokens = encode(sample_text())
     row_ids = Hasher(layout)(tokens)
     say(f"text         {tokens.size} tokens, {row_ids.size} row ids by V4.1's rule")

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +10,8 @@ import numpy as np
 import typer
 
 from engramdax.commands.output import JsonOption, PoolOption, print_json, print_line, size_text
-from engramdax.errors import BackingError, ParameterError, SourceError
+from engramdax.errors import ParameterError, SourceError
+from engramdax.files import replace_file
 from engramdax.pool.pool import Pool
 from engramdax.pool.records import resolve
 
@@ -36,7 +35,7 @@ def gather(
     wanted = _read_ids(ids)
     with Pool(resolve(pool)) as opened:
         rows = opened[table].gather(wanted, per_head=per_head, invalid=invalid)  # type: ignore[arg-type]
-    _write(out, rows)
+    replace_file(out, lambda file: np.save(file, rows), remedy="give another --out")
     if as_json:
         print_json({"table": table, "ids": wanted.size, "shape": list(rows.shape), "dtype": str(rows.dtype)})
         return
@@ -56,19 +55,6 @@ def _read_ids(path: Path) -> npt.NDArray[Any]:
         value.close()
         raise SourceError(f"{path} is an archive of arrays", remedy="write it with numpy.save")
     return np.ascontiguousarray(value) if value.ndim else value
-
-
-def _write(path: Path, rows: npt.NDArray[Any]) -> None:
-    """Write beside the file first: an old result is replaced by a whole one or not at all."""
-    temporary = path.parent / f".{path.name}.{os.getpid()}"
-    try:
-        with temporary.open("xb") as file:
-            np.save(file, rows)
-        temporary.replace(path)
-    except OSError as e:
-        with suppress(OSError):  # of a path that leads through a file, say
-            temporary.unlink(missing_ok=True)
-        raise BackingError(f"cannot write {path}: {e.strerror}", remedy="give another --out") from None
 
 
 COMMANDS = (gather,)

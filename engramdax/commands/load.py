@@ -3,26 +3,18 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from engramdax.commands.output import JsonOption, PoolOption, byte_progress, print_json, print_line, size_text
-from engramdax.errors import ParameterError, SourceError
-from engramdax.ingest.naming import table_name
 from engramdax.ingest.open import open_sources
-from engramdax.ngram import Layout
+from engramdax.pool.engram import engram_loads
 from engramdax.pool.loader import Load, load_tables
 from engramdax.pool.records import resolve
 from engramdax.pool.writer import Writer
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from engramdax.ingest.source import TableSource
 
 
 def load(
@@ -77,51 +69,6 @@ def rm(
         return
     waits = "its space is free" if free else "its space waits until no reader holds the table"
     print_line(f"{table} is removed; {waits}")
-
-
-def engram_loads(sources: Sequence[TableSource], paths: Sequence[Path], name: str | None) -> list[Load]:
-    """Name the tables of a checkpoint's layers, and take the rows of their heads from its config.json."""
-    first = paths[0]
-    prefix = table_name((first if first.is_dir() else first.parent).resolve().name) if name is None else name
-    directory = first if first.is_dir() else first.parent
-    config = _config(directory)
-    layout = None if config is None else _layout(config, directory)
-    loads = []
-    for source in sources:
-        layer_id = int(source.name.rpartition(".")[2])
-        heads, addressing = None, None
-        if layout is not None and layer_id in layout.layer_ids:
-            layer = layout.layer_ids.index(layer_id)
-            if layout.rows(layer) != source.rows:
-                raise SourceError(
-                    f"{source.name} of {first} has {source.rows} rows, its config.json means {layout.rows(layer)}",
-                    remedy="the config belongs to another model, or the checkpoint is incomplete",
-                )
-            # Without the tokenizer's map the layout's pad is the raw one.
-            heads = layout.head_sizes(layer)
-            addressing = {**layout.addressing(layer), "pad_token_id": layout.pad_id}
-        loads.append(Load(source, f"{prefix}/{source.name}", heads, addressing))
-    return loads
-
-
-def _config(directory: Path) -> dict[str, Any] | None:
-    """Read the checkpoint's config.json; None where there is none, or none of a model with Engram tables."""
-    path = directory / "config.json"
-    try:
-        config: Any = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as e:
-        raise SourceError(f"{path} cannot be read: {e}", remedy="correct or remove it") from None
-    text = config.get("text_config", config) if isinstance(config, dict) else {}
-    return config if isinstance(text, dict) and "engram_layer_ids" in text else None
-
-
-def _layout(config: dict[str, Any], directory: Path) -> Layout:
-    try:
-        return Layout.from_config(config, token_map=None)
-    except ParameterError as e:
-        raise SourceError(f"{directory / 'config.json'}: {e.problem}", remedy=e.remedy) from None
 
 
 COMMANDS = (load, rm)

@@ -8,6 +8,7 @@ with cause and remedy; --debug shows where it came from.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 USAGE: Final = 2
 INTERRUPTED: Final = "nothing unfinished is published, and its space is free"
+CHANGING: Final = (load.load, load.rm, provision.provision, provision.deprovision, hot.set_list)
+"""The commands that change a pool, of which somebody who interrupts one wants to know what is left."""
 
 UsageError: Final[type[Exception]] = typer.BadParameter.__bases__[0]
 """Of the click that typer uses: newer ones carry one of its own, which they do not export."""
@@ -45,7 +48,7 @@ def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(**parameters)
         except KeyboardInterrupt:
-            raise EngramdaxError("interrupted", remedy=INTERRUPTED) from None
+            raise EngramdaxError("interrupted", remedy=INTERRUPTED if command in CHANGING else "") from None
 
     return run_command
 
@@ -83,7 +86,11 @@ def options(
 def main() -> None:
     """Run the command line and end the process."""
     warnings.showwarning = _show_warning
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    # What is done is done: a signal now would only spoil the exit code.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
@@ -96,8 +103,6 @@ def run(arguments: list[str]) -> int:
         return _fail(f"{e.format_message().rstrip(chr(46))}; see `{path} --help`", USAGE)  # type: ignore[attr-defined]
     except EngramdaxError as e:
         return _fail(str(e), e.exit_code)
-    except KeyboardInterrupt:
-        return _fail(f"interrupted; {INTERRUPTED}", 1)
     except BrokenPipeError:
         # Whoever read the output had enough; Python would complain again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from engramdax.backing import Backing, Kind, inspect, parse_size
 from engramdax.commands.output import ForceOption, JsonOption, PoolOption, print_json, print_line, size_text
 from engramdax.errors import ParameterError
+from engramdax.format.superblock import MAX_POOL_NAME, NAME_CHARACTERS
 from engramdax.pool.provision import Consent, Plan, plan_device, plan_file, plan_hugepages, plan_removal
 from engramdax.pool.records import resolve
 from engramdax.pool.steps import carry_out
@@ -89,8 +91,7 @@ def _carry_out(plan: Plan, *, dry_run: bool, as_json: bool) -> None:
 
 
 def _default_name(file: Path) -> str:
-    clean = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in file.stem)
-    return clean[:64] or "pool"
+    return re.sub(rf"[^{NAME_CHARACTERS}]", "-", file.stem)[:MAX_POOL_NAME] or "pool"
 
 
 def _pages(backing: Backing) -> str:

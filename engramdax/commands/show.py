@@ -35,6 +35,7 @@ def ls(*, pool: PoolOption = None, as_json: JsonOption = False) -> None:
         tables = [opened[name] for name in opened.tables]
         free = opened.free()
         total, largest = sum(e.length for e in free), max((e.length for e in free), default=0)
+        unfinished = sum(e.length for t in opened.directory.unfinished() for e in t.extents())
         waiting = sum(e.length for r in opened.directory.retired for e in r.extents)
         if as_json:
             print_json(
@@ -44,6 +45,7 @@ def ls(*, pool: PoolOption = None, as_json: JsonOption = False) -> None:
                     "free": total,
                     "largest_free_extent": largest,
                     "waiting_for_readers": waiting,
+                    "unfinished": unfinished,
                 }
             )
             return
@@ -52,7 +54,9 @@ def ls(*, pool: PoolOption = None, as_json: JsonOption = False) -> None:
                 ("TABLE", ">ROWS", ">ROW BYTES", ">SIZE", "FIELDS"),
                 [(t.name, str(t.rows), str(t.row_bytes), size_text(t.nbytes), _fields(t)) for t in tables],
             )
-        waits = f", {size_text(waiting)} wait for readers" if waiting else ""
+        waits = f"; {size_text(waiting)} of removed tables wait for readers and the next write" if waiting else ""
+        if unfinished:
+            waits += f"; {size_text(unfinished)} of an unfinished load, free at the next write"
         print_line(
             f"{count_text(len(tables), 'table')} in {opened.name}; {size_text(total)} free, "
             f"the largest free extent {size_text(largest)}{waits}"
@@ -99,7 +103,7 @@ def _print_verdict(table: Table, found: list[BadBlock] | str) -> None:
     elif not found:
         print_line(f"{table.name}: ok, {size_text(table.nbytes)}")
     else:
-        print_line(f"{table.name}: {count_text(len(found), 'block')} damaged; load the table again")
+        print_line(f"{table.name}: {count_text(len(found), 'block')} damaged; remove the table and load it again")
         for bad in found:
             print_line(f"  bytes {bad.offset} to {bad.offset + bad.length - 1}: rows {bad.first_row} to {bad.last_row}")
 
@@ -123,6 +127,8 @@ def _table_json(table: Table) -> dict[str, Any]:
         "bytes": table.nbytes,
         "layout": table.layout.to_json(),
         "heads": list(table.heads) if table.heads else None,
+        "addressing": table.addressing,
+        "hot_rows": table.hot_rows,
         "load": table.load_id,
         "source": table.source,
     }
@@ -156,6 +162,11 @@ def _text(key: str, item: Any) -> str:
         return ", ".join(f"{f['name']}: {f['count']} {f['dtype']} at {f['offset']}" for f in item["fields"])
     if key == "heads":
         return f"{len(item)}" if item else "unknown"
+    if key == "addressing":
+        # Other tools may have written less, or something else.
+        return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in item.items()) if item else "unknown"
+    if key == "hot_rows":
+        return str(item or "none")
     if key == "hosts":
         return ", ".join(f"{h['name']} ({h['id']})" for h in item)
     if key == "problems":

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -21,14 +20,17 @@ from engramdax.commands.output import (
     print_line,
     size_text,
 )
-from engramdax.errors import BackingError, EngramdaxError, ParameterError, SourceError
+from engramdax.errors import BackingError, ParameterError, SourceError
+from engramdax.figures import check_figure
 from engramdax.ngram import Hasher, Layout, build_token_map
+from engramdax.ngram.config import read_layout
+from engramdax.ngram.tokenizer import read_tokenizer
 from engramdax.pool.pool import Pool
 from engramdax.pool.records import resolve
 from engramdax.trace.archive import UNREADABLE
 from engramdax.trace.counts import hot_rows
 from engramdax.trace.hotlist import HotList, write_hot_list
-from engramdax.trace.plot import check_plot, plot_shares
+from engramdax.trace.plot import plot_shares
 from engramdax.trace.shares import own_shares, shares_of
 from engramdax.trace.tokens import read_traces
 
@@ -78,8 +80,8 @@ def trace(
     if out is not None and not out.parent.is_dir():
         raise BackingError(f"cannot write {out}: there is no directory {out.parent}", remedy="give another --out")
     if plot is not None:
-        check_plot(plot)
-    loaded = _tokenizer(tokenizer)
+        check_figure(plot)
+    loaded = None if tokenizer is None else read_tokenizer(tokenizer)
     tokens = read_traces(source, tokenizer=loaded)
     layout = _layout(config, table, pool, _token_map(loaded, token_map, needed=not tokens.compressed))
     if tokens.compressed:  # the map was for the pad alone
@@ -157,21 +159,6 @@ def _result(hasher: Hasher, layer: int, hot: HotRows, rest: Trace | None, row_by
     }
 
 
-def _tokenizer(path: Path | None) -> Tokenizer | None:
-    if path is None:
-        return None
-    try:
-        from tokenizers import Tokenizer  # noqa: PLC0415  # optional
-    except ImportError:
-        raise EngramdaxError(
-            "the Python package tokenizers is not installed", remedy="pip install 'engramdax[tokens]'"
-        ) from None
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as e:  # noqa: BLE001 - tokenizers raises plain Exception for whatever is wrong with the file
-        raise SourceError(f"{path} is no tokenizer.json: {e}", remedy="take the model's own") from None
-
-
 def _token_map(tokenizer: Tokenizer | None, path: Path | None, *, needed: bool) -> npt.NDArray[np.integer[Any]] | None:
     if path is None:
         if tokenizer is not None:
@@ -196,14 +183,7 @@ def _layout(
     if table is not None:
         with Pool(resolve(pool)) as opened:
             return Layout.of_table(opened[table], token_map=token_map)
-    try:
-        value = json.loads(Path(str(config)).read_text())
-    except (OSError, ValueError) as e:
-        raise SourceError(f"{config} cannot be read: {e}", remedy="give the model's config.json") from None
-    try:
-        return Layout.from_config(value, token_map=token_map)
-    except ParameterError as e:
-        raise SourceError(f"{config}: {e.problem}", remedy=e.remedy) from None
+    return read_layout(Path(str(config)), token_map=token_map)
 
 
 def _layers(layout: Layout, layer: int | None) -> list[int]:

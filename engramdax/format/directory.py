@@ -13,21 +13,25 @@ import re
 import struct
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from crc32c import crc32c
 
-from engramdax.errors import FormatError, ParameterError, SpaceError
+from engramdax.errors import FormatError, ParameterError, SpaceError, TableNotFoundError
 from engramdax.format.geometry import LINE, Extent, Geometry
 from engramdax.format.layout import RowLayout
+from engramdax.format.superblock import NAME_CHARACTERS
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MAGIC: Final = int.from_bytes(b"ENGRMDIR", "little")
 _HEADER: Final = struct.Struct("<QQ16s16sIIII")
 _CHECKED: Final = _HEADER.size - 4  # the header's own checksum is its last field
 CHECKSUM_BYTES: Final = 4
 
-_PART: Final = r"(?!\.\.?(?:/|$))[A-Za-z0-9._-]+"
+_PART: Final = rf"(?!\.\.?(?:/|$))[{NAME_CHARACTERS}]+"
 TABLE_NAME: Final = re.compile(rf"{_PART}(?:/{_PART})*")
 MAX_TABLE_NAME: Final = 128
 MAX_GENERATION: Final = 1 << 62
@@ -159,7 +163,7 @@ class TableEntry:
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """Space of a removed table, not free before no reader can hold a directory that names it (P5)."""
+    """Space of a removed table, not free before no reader can hold a directory that names it."""
 
     name: str
     load: UUID
@@ -185,7 +189,7 @@ class Retired:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host that the owner admitted (P5)."""
+    """A host that the owner admitted: it may read the pool, and its readers are reckoned with."""
 
     id: UUID
     name: str
@@ -221,9 +225,24 @@ class Directory:
         """Give the published table of this name."""
         return next((t for t in self.tables if t.name == name and t.state == PUBLISHED), None)
 
+    def require(self, name: str, path: Path) -> TableEntry:
+        """Give the published table of this name; TableNotFoundError says which ones the pool at `path` holds."""
+        if (entry := self.table(name)) is not None:
+            return entry
+        names = [t.name for t in self.published()]
+        more = " and more" if len(names) > 8 else ""
+        raise TableNotFoundError(
+            f"{path} holds no table {name!r}",
+            remedy=f"it holds {', '.join(names[:8])}{more}" if names else "it is empty",
+        )
+
     def published(self) -> list[TableEntry]:
         """Give the tables that readers see."""
         return [t for t in self.tables if t.state == PUBLISHED]
+
+    def unfinished(self) -> list[TableEntry]:
+        """Give the tables of loads that are under way or died."""
+        return [t for t in self.tables if t.state != PUBLISHED]
 
     def taken(self) -> list[Extent]:
         """All space that is not free, apart from the metadata areas."""
@@ -244,7 +263,7 @@ class Directory:
             raise SpaceError(
                 f"the directory of {len(self.tables)} tables needs {LINE + len(payload)} bytes, "
                 f"a slot has {slot_bytes}",
-                remedy="remove tables, or reclaim the space of removed ones",
+                remedy="remove tables (`engramdax rm`), and end the readers that still hold removed ones",
             )
         checked = _HEADER.pack(
             MAGIC,

@@ -10,6 +10,8 @@ from typing import Final, NamedTuple
 from engramdax.errors import BackingError, FormatError
 
 LINE: Final = 64
+"""Bytes of a cache line: what hosts that share memory write whole, past their caches."""
+
 SUPERBLOCK_BYTES: Final = 4096
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30

@@ -16,7 +16,11 @@ from engramdax.format.geometry import SUPERBLOCK_BYTES, Geometry
 
 MAGIC: Final = b"ENGRMDAX"
 VERSION: Final = 1
-POOL_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+NAME_CHARACTERS: Final = "A-Za-z0-9._-"
+"""What names of pools and of tables consist of, as it stands in the brackets of a regular expression."""
+
+MAX_POOL_NAME: Final = 64
+POOL_NAME: Final = re.compile(rf"[{NAME_CHARACTERS}]{{1,{MAX_POOL_NAME}}}")
 
 # docs/format.md holds the same as a table; tests/format compares both.
 _HEAD: Final = struct.Struct("<8sIIQQQ16s16sIIQ64sIIQ3QI4x2QQQQ")
@@ -144,6 +148,6 @@ def check_pool_name(name: str) -> str:
     if not POOL_NAME.fullmatch(name):
         raise ParameterError(
             f"{name!r} cannot name a pool",
-            remedy="use 1 to 64 letters, digits, dots, underscores and hyphens",
+            remedy=f"use 1 to {MAX_POOL_NAME} letters, digits, dots, underscores and hyphens",
         )
     return name

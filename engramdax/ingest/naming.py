@@ -7,22 +7,23 @@ import os
 import re
 from typing import Final
 
-TABLE_NAME_CHARS: Final = 128
+from engramdax.format.directory import MAX_TABLE_NAME
+from engramdax.format.superblock import NAME_CHARACTERS
+
 SHOWN_CHARS: Final = 200
 
 
 def table_name(text: str) -> str:
     """Make a valid table name of a file's stem or a tensor's name; never fails.
 
-    A table name is `[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*` of at most 128 characters with no component
-    "." or "..". Every other character becomes "-", empty components vanish.
+    Every character that no table name has (engramdax.format.directory) becomes "-", empty components vanish.
     """
     parts = []
     for part in text.split("/"):
-        clean = re.sub(r"[^A-Za-z0-9._-]", "-", part)
+        clean = re.sub(rf"[^{NAME_CHARACTERS}]", "-", part)
         if clean:
             parts.append("-" * len(clean) if clean in (".", "..") else clean)
-    name = "/".join(parts)[:TABLE_NAME_CHARS].rstrip("/")
+    name = "/".join(parts)[:MAX_TABLE_NAME].rstrip("/")
     # The cut may have left a component of dots only, as in ".../..weights".
     head, slash, tail = name.rpartition("/")
     if tail in (".", ".."):

@@ -77,7 +77,7 @@ class Attachment:
         try:
             found = read_superblock(self.media)
         except FormatError as e:
-            raise type(e)(f"{path}: {e.problem}", remedy=e.remedy) from None
+            raise e.at(path) from None
         self.superblock: Superblock = found.value
         self.superblock_problems = found.problems
         self.pins = Pins(self.backing, self.superblock.pool)
@@ -105,7 +105,7 @@ class Attachment:
             try:
                 found = read_directory(self.media, self.superblock)
             except FormatError as e:
-                raise type(e)(f"{self.backing.path}: {e.problem}", remedy=e.remedy) from None
+                raise e.at(self.backing.path) from None
             check_admitted(self.superblock, found.value, self.backing.path)
             self.pins.pin(found.value.generation)
         finally:
@@ -114,9 +114,9 @@ class Attachment:
 
 
 def check_admitted(superblock: Superblock, directory: Directory, path: Path) -> None:
-    """Refuse a shared pool whose owner has not admitted this host: its pins would not be asked for (P5)."""
+    """Refuse a shared pool whose owner has not admitted this host: nobody asks for its pins."""
     if superblock.shared and host_id() not in {host.id for host in directory.hosts}:
         raise RefusedError(
             f"{path}: this host ({host_id()}) is not admitted to the shared pool {superblock.name}",
-            remedy="let the owner host admit it",
+            remedy="read it on an admitted host: this version has no command that admits one",
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is on a device or in a file before a pool goes there (rule P7)."""
+"""What is on a device or in a file before a pool goes there: a pool there must cost nobody anything unasked."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def contents(media: MappedMedia) -> Contents:
         return Contents(State.POOL, f"pool {superblock.name} ({superblock.pool}) with {tables}")
     if signature := _signature(media):
         return Contents(State.RECOGNISED, signature)
-    if place := _first_nonzero(media):
-        return Contents(State.UNKNOWN, f"unknown bytes at {place - 1}")
+    if (place := _first_nonzero(media)) is not None:
+        return Contents(State.UNKNOWN, f"unknown bytes at {place}")
     return Contents(State.EMPTY, "nothing")
 
 
@@ -85,8 +85,8 @@ def _signature(media: MappedMedia) -> str:
     return f"a {kind} signature{' labelled ' + found['LABEL'] if 'LABEL' in found else ''}" if kind else ""
 
 
-def _first_nonzero(media: MappedMedia) -> int:
-    """Give 1 + the offset of a byte that is not zero, 0 where none was found."""
+def _first_nonzero(media: MappedMedia) -> int | None:
+    """Give the offset of the first byte found that is not zero."""
     size = media.size
     if size <= WHOLE_BYTES:
         pieces = [(at, min(SAMPLE_BYTES, size - at)) for at in range(0, size, SAMPLE_BYTES)]
@@ -96,5 +96,5 @@ def _first_nonzero(media: MappedMedia) -> int:
     for offset, length in pieces:
         bytes_ = np.frombuffer(media.mapping.view(offset, length), np.uint8)
         if bytes_.any():
-            return offset + int(np.flatnonzero(bytes_)[0]) + 1
-    return 0
+            return offset + int(np.flatnonzero(bytes_)[0])
+    return None

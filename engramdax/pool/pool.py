@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from engramdax.errors import ClosedError
 from engramdax.pool.attachment import Attachment
 from engramdax.pool.space import free_extents
-from engramdax.pool.writer import table_not_found
 from engramdax.table import Table
 
 if TYPE_CHECKING:
@@ -105,10 +104,7 @@ class Pool:
 
     def __getitem__(self, name: str) -> Table:
         with self._mutex:
-            entry = self._directory.table(name)
-            if entry is None:
-                raise table_not_found(name, self._directory, self.backing.path)
-            return Table(entry, self.generation, self._open)
+            return Table(self._directory.require(name, self.backing.path), self.generation, self._open)
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self._directory.table(name) is not None

@@ -16,7 +16,6 @@ from engramdax import hugepages
 from engramdax.backing import Backing, Kind, inspect
 from engramdax.errors import (
     BackingError,
-    BusyError,
     FormatError,
     ParameterError,
     RefusedError,
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from engramdax.media import Media
 
 FILE_MODE: Final = 0o640
+UNREAD: Final = "end its readers, or say --force: they keep the memory until they end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ def plan_removal(path: Path, *, force: bool) -> Plan:
         except FormatError:
             tables = []
     except FormatError as e:
-        raise type(e)(f"{path}: {e.problem}", remedy=e.remedy) from None
+        raise e.at(path) from None
     finally:
         os.close(opened.fd)
     if tables and not force:
@@ -184,7 +184,9 @@ def plan_removal(path: Path, *, force: bool) -> Plan:
             f"pool {superblock.name} on {path} holds {len(tables)} tables: {', '.join(t.name for t in tables[:8])}",
             remedy="remove them (`engramdax rm`), or say --force",
         )
-    _check_readers(opened.backing, superblock, force=force)
+    WriterLock(opened.backing, superblock.pool).release()
+    if not force:
+        _check_readers(opened.backing, superblock, remedy=UNREAD)
     record = record_of(superblock.pool)
     steps = [Step(f"make {path} a pool no more", lambda: _void(path, superblock, force=force))]
     if opened.backing.kind is not Kind.DEVDAX:
@@ -231,29 +233,23 @@ def _check_contents(path: Path, consent: Consent) -> None:
         if found.state in (State.POOL, State.RECOGNISED) and not consent.force:
             raise RefusedError(f"{path} holds {found.what}", remedy="if nobody needs it, say --force to destroy it")
         if found.state is State.POOL:
-            _check_not_in_use(opened, path)
+            _check_not_in_use(opened)
     finally:
         os.close(opened.fd)
 
 
-def _check_not_in_use(opened: Opened, path: Path) -> None:
+def _check_not_in_use(opened: Opened) -> None:
     try:
         superblock = read_superblock(opened.media).value
     except FormatError:
         return
     WriterLock(opened.backing, superblock.pool).release()
-    if who := who_reads(opened.backing, superblock.pool):
-        raise BusyError(f"{path} is open in {who}", remedy="end its readers first")
+    _check_readers(opened.backing, superblock, remedy="end its readers first")
 
 
-def _check_readers(backing: Backing, superblock: Superblock, *, force: bool) -> None:
-    WriterLock(backing, superblock.pool).release()
-    who = who_reads(backing, superblock.pool)
-    if who and not force:
-        raise RefusedError(
-            f"pool {superblock.name} is open in {who}",
-            remedy="end its readers, or say --force: they keep the memory until they end",
-        )
+def _check_readers(backing: Backing, superblock: Superblock, *, remedy: str) -> None:
+    if who := who_reads(backing, superblock.pool):
+        raise RefusedError(f"pool {superblock.name} on {backing.path} is open in {who}", remedy=remedy)
 
 
 def _create(path: Path, size: int) -> None:
@@ -298,21 +294,13 @@ def _void(path: Path, superblock: Superblock, *, force: bool) -> None:
     opened = open_media(path, writable=True)
     try:
         with WriterLock(opened.backing, superblock.pool):
-            _check_readers_again(opened.backing, superblock, force=force)
+            if not force:  # somebody may have opened it meanwhile
+                _check_readers(opened.backing, superblock, remedy=UNREAD)
             void_superblocks(opened.media, superblock)
             void_slots(opened.media, superblock)
     finally:
         os.close(opened.fd)
     _log(f"voided pool {superblock.name} ({superblock.pool}) on {path}")
-
-
-def _check_readers_again(backing: Backing, superblock: Superblock, *, force: bool) -> None:
-    who = who_reads(backing, superblock.pool)
-    if who and not force:
-        raise RefusedError(
-            f"pool {superblock.name} was opened by {who} meanwhile",
-            remedy="end its readers, or say --force",
-        )
 
 
 def _log(message: str) -> None:

@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from engramdax.errors import BackingError, EngramdaxError, ParameterError
+from engramdax.files import replace_file
 from engramdax.host import SYSTEM_STATE, make_dir, state_dir
 from engramdax.pool.attachment import open_media
 from engramdax.pool.volume import read_superblock
 
 if TYPE_CHECKING:
     from uuid import UUID
+
+    from engramdax.format.superblock import Superblock
 
 ENVIRONMENT: Final = "ENGRAMDAX_POOL"
 _DAX_NAME: Final = re.compile(r"dax[0-9]+\.[0-9]+")
@@ -42,11 +45,14 @@ class Record:
 
 def write_record(record: Record) -> None:
     """Remember a pool."""
-    directory = make_dir(state_dir()) / "pools"
-    directory.mkdir(mode=0o2770, exist_ok=True)
-    temporary = directory / f"{record.uuid}.{os.getpid()}"
-    temporary.write_text(json.dumps(asdict(record)) + "\n")
-    temporary.replace(directory / f"{record.uuid}.json")
+    make_dir(state_dir())
+    directory = make_dir(state_dir() / "pools")
+    text = json.dumps(asdict(record)) + "\n"
+    replace_file(
+        directory / f"{record.uuid}.json",
+        lambda file: file.write(text.encode()),
+        remedy="run as root, or set ENGRAMDAX_STATE_DIR to a directory of your own",
+    )
 
 
 def read_records() -> list[Record]:
@@ -54,7 +60,11 @@ def read_records() -> list[Record]:
     found: dict[str, Record] = {}
     places = [state_dir()] if os.environ.get("ENGRAMDAX_STATE_DIR") else [SYSTEM_STATE, state_dir()]
     for place in places:
-        for path in sorted((place / "pools").glob("*.json")):
+        try:
+            paths = sorted((place / "pools").glob("*.json"))
+        except OSError:  # another user's, who keeps it to himself
+            continue
+        for path in paths:
             try:
                 record = Record(**json.loads(path.read_text()))
             except (OSError, ValueError, TypeError):  # a damaged record costs a name, not the pool
@@ -74,34 +84,31 @@ def forget_record(pool: UUID) -> None:
 
 
 def known_pools() -> list[Record]:
-    """Give the pools that are on this host now: recorded ones that still exist, and those on dax devices."""
-    pools = {record.uuid: record for record in read_records() if _holds(Path(record.path), record.uuid)}
+    """Give the pools that are on this host now: recorded ones that still exist, and those on dax devices.
+
+    A recorded pool that cannot be read (no permission, damage) is there: opening it says what is wrong.
+    """
+    pools: dict[str, Record] = {}
+    for record in read_records():
+        found = _superblock(Path(record.path))
+        if str(found.pool) == record.uuid if found is not None else os.path.exists(record.path):  # noqa: PTH110
+            pools[record.uuid] = record
     for node in sorted(Path("/dev").glob("dax[0-9]*.[0-9]*")):
-        try:
-            opened = open_media(node, writable=False)
-        except EngramdaxError:
-            continue
-        try:
-            superblock = read_superblock(opened.media).value
-        except EngramdaxError:
-            continue
-        finally:
-            os.close(opened.fd)
-        pools.setdefault(str(superblock.pool), Record(str(superblock.pool), superblock.name, str(node)))
+        if found := _superblock(node):
+            pools.setdefault(str(found.pool), Record(str(found.pool), found.name, str(node)))
     return list(pools.values())
 
 
-def _holds(path: Path, uuid: str) -> bool:
+def _superblock(path: Path) -> Superblock | None:
+    """Give the superblock of the pool at `path`, None where there is none that can be read."""
     try:
         opened = open_media(path, writable=False)
+        try:
+            return read_superblock(opened.media).value
+        finally:
+            os.close(opened.fd)
     except EngramdaxError:
-        return False
-    try:
-        return str(read_superblock(opened.media).value.pool) == uuid
-    except EngramdaxError:
-        return False
-    finally:
-        os.close(opened.fd)
+        return None
 
 
 def resolve(target: str | os.PathLike[str] | None) -> Path:
@@ -123,6 +130,12 @@ def resolve(target: str | os.PathLike[str] | None) -> Path:
     if not text:
         if len(pools) == 1:
             return Path(pools[0].path)
+        gone = ", ".join(f"{r.name} was at {r.path}" for r in read_records()[:8])
+        if not pools and gone:
+            raise BackingError(
+                f"the pools of this host are gone: {gone}",
+                remedy="`engramdax provision` makes one, load fills it again",
+            )
         names = ", ".join(f"{p.name} ({p.path})" for p in pools[:8])
         raise ParameterError(
             f"there are {len(pools)} pools on this host: {names}" if pools else "no pool is known on this host",

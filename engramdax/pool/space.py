@@ -45,8 +45,8 @@ def allocate(free: list[Extent], lengths: list[int], unit: int) -> list[Extent]:
         fitting = [gap for gap in left if gap.length >= length]
         if not fitting:
             raise SpaceError(
-                f"no room for {length} bytes in one piece: {sum(lengths)} bytes are needed, "
-                f"{sum(gap.length for gap in free)} are free, the largest free extent has "
+                f"no room: {sum(lengths)} bytes are needed, the largest piece {max(lengths)}; "
+                f"{sum(gap.length for gap in free)} bytes are free, the largest free extent has "
                 f"{max((gap.length for gap in free), default=0)}",
                 remedy="remove tables (`engramdax rm`), or provision a larger pool",
             )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Superblock and directory on the media: reading what is there, writing it in the order of rule P2."""
+"""Superblock and directory on the media: reading what is there, writing it so that no crash shows half of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 RETRY_SECONDS: Final = 5.0
-"""How long a reader waits for a directory to become whole (P3)."""
+"""How long a reader waits for a directory to become whole: a writer may be between the two slots."""
 
 SETTLE_SECONDS: Final = 0.2
 """How long one bad slot may be a publication that is under way; it takes a few lines and two fences."""

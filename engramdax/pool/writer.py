@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from crc32c import crc32c
 
-from engramdax.errors import FormatError, RefusedError, TableNotFoundError
-from engramdax.format.directory import PUBLISHED, Directory, HotList, Retired, TableEntry
+from engramdax.errors import FormatError, RefusedError
+from engramdax.format.directory import PUBLISHED, HotList, Retired, TableEntry
 from engramdax.format.geometry import LINE
 from engramdax.host import host_id
 from engramdax.locks import WriterLock, pinned_before
@@ -59,7 +59,7 @@ class Writer:
             self._recover(repair=bool(found.problems))
         except FormatError as e:
             self.close()
-            raise type(e)(f"{path}: {e.problem}", remedy=e.remedy) from None
+            raise e.at(path) from None
         except BaseException:
             self.close()
             raise
@@ -107,10 +107,7 @@ class Writer:
 
     def published(self, name: str) -> TableEntry:
         """Give the published table `name`, or TableNotFoundError."""
-        entry = self.directory.table(name)
-        if entry is None:
-            raise table_not_found(name, self.directory, self.path)
-        return entry
+        return self.directory.require(name, self.path)
 
     def remove(self, name: str) -> bool:
         """Unpublish a table; tell whether its space is free already or waits for its readers."""
@@ -145,7 +142,7 @@ class Writer:
 
     def _provably_unused(self, retired: Retired) -> bool:
         others = {host.id for host in self.directory.hosts} - {host_id()}
-        # Asking other hosts takes a channel to them; without one the answer is no (P5).
+        # Asking other hosts takes a channel to them; without one the answer is no.
         if self.superblock.shared and others:
             return False
         return not pinned_before(self.backing, self.superblock.pool, retired.generation)
@@ -184,12 +181,3 @@ class Writer:
         header, payload = self.directory.to_slot(g.slot_bytes)
         length = len(header) + len(payload)
         return any(self.media.load(place, length) != header + payload for place in g.slots)
-
-
-def table_not_found(name: str, directory: Directory, path: Path) -> TableNotFoundError:
-    """Say that there is no such table, and which there are."""
-    names = [t.name for t in directory.published()]
-    return TableNotFoundError(
-        f"{path} holds no table {name!r}",
-        remedy=f"it holds {', '.join(names[:8])}{' and more' if len(names) > 8 else ''}" if names else "it is empty",
-    )

@@ -7,15 +7,14 @@ An .npz archive: `row_ids` and `counts` (both by falling count), `accesses` (rea
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from engramdax.errors import BackingError, SourceError
+from engramdax.errors import SourceError
+from engramdax.files import replace_file
 from engramdax.trace.archive import UNREADABLE
 from engramdax.trace.counts import HotRows
 
@@ -56,23 +55,15 @@ class HotList:
 
 
 def write_hot_list(path: Path, hot_list: HotList) -> None:
-    """Write a list beside `path` and rename it there."""
-    temporary = path.parent / f".{path.name}.{os.getpid()}"
-    try:
-        with temporary.open("xb") as file:
-            np.savez(
-                file,
-                row_ids=hot_list.hot.row_ids,
-                counts=hot_list.hot.counts,
-                accesses=np.int64(hot_list.hot.accesses),
-                rows=np.int64(hot_list.rows),
-                heads=hot_list.heads,
-            )
-        temporary.replace(path)
-    except OSError as e:
-        with suppress(OSError):  # of a path that leads through a file, say
-            temporary.unlink(missing_ok=True)
-        raise BackingError(f"cannot write {path}: {e.strerror}", remedy="give another --out") from None
+    """Write a list to `path`, as a whole or not at all."""
+    arrays: dict[str, Any] = {
+        "row_ids": hot_list.hot.row_ids,
+        "counts": hot_list.hot.counts,
+        "accesses": np.int64(hot_list.hot.accesses),
+        "rows": np.int64(hot_list.rows),
+        "heads": hot_list.heads,
+    }
+    replace_file(path, lambda file: np.savez(file, **arrays), remedy="give another --out")
 
 
 def read_hot_list(path: Path) -> HotList:

@@ -52,6 +52,47 @@ def test_wrong_usage_points_to_the_help(command: Command, arguments: list[str], 
     command(*arguments).failed(2, said, "--help`")
 
 
+def interrupt(*_arguments: object, **_options: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        (["trace", "tokens.npy", "--config", "config.json"], "engramdax.commands.trace.read_traces"),
+        (["ls"], "engramdax.commands.show.resolve"),
+        (["verify"], "engramdax.commands.show.resolve"),
+        (["gather", "t", "--ids", "ids.npy", "--out", "rows.npy"], "engramdax.commands.gather._read_ids"),
+        (["hot", "show", "t"], "engramdax.commands.hot.resolve"),
+        (["bench", "cpu", "--quick"], "engramdax.bench.contest.hold"),
+        (["demo"], "engramdax.commands.demo.write_checkpoint"),
+    ],
+)
+def test_interrupted_command_that_changes_no_pool_says_only_that(
+    command: Command, arguments: list[str], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, interrupt)
+    outcome = command(*arguments)
+    assert (outcome.code, outcome.out, outcome.err) == (1, "", "engramdax: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        (["load", "t.npy"], "engramdax.commands.load.open_sources"),
+        (["rm", "t"], "engramdax.commands.load.resolve"),
+        (["provision", "--file", "p", "--size", "64M"], "engramdax.commands.provision.plan_file"),
+        (["deprovision"], "engramdax.commands.provision.resolve"),
+        (["hot", "set", "t", "hot.npz"], "engramdax.commands.hot.read_hot_list"),
+    ],
+)
+def test_interrupted_command_that_changes_a_pool_says_what_is_left(
+    command: Command, arguments: list[str], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, interrupt)
+    command(*arguments).failed(1, "interrupted; nothing unfinished is published, and its space is free")
+
+
 def test_exit_codes_of_a_process(process: Command, pool: Path) -> None:
     assert process("ls", "--pool", pool).code == 0
     process("rm", "absent", "--pool", pool).failed(1)

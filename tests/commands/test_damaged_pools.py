@@ -270,7 +270,7 @@ def test_pool_of_a_host_that_was_not_admitted_is_refused(command: Command, pool:
     stranger = uuid4()
     directory = directory_of(pool)
     write_slots(pool, replace(directory, owner=stranger, hosts=(replace(directory.hosts[0], id=stranger),)))
-    failed_alike(command, pool, rows, 3, "is not admitted to the shared pool shelf", "let the owner host admit it")
+    failed_alike(command, pool, rows, 3, "is not admitted to the shared pool shelf", "read it on an admitted host")
 
 
 def test_pool_that_another_host_writes_can_be_read_and_not_written(command: Command, pool: Path, rows: Path) -> None:

@@ -54,6 +54,10 @@ def test_list_is_published_and_shown(command: Command, shelf: Path, hot_file: Pa
     assert [line.split() for line in outcome.out.splitlines()[1:]] == [
         ["ROWS", "SERVED"], ["1", "16.7%"], ["2", "30.0%"], ["5", "50.0%"],
     ]  # fmt: skip
+    for table, hot_rows in (("t", "5"), ("kept", "none")):
+        told = dict(line.split("  ", 1) for line in command("info", table, "--pool", shelf).out.splitlines())
+        assert (told["hot rows"].strip(), told["addressing"].strip()) == (hot_rows, "unknown")
+    assert command("info", "t", "--pool", shelf, "--json").json()["hot_rows"] == 5
     with engramdax.open(shelf) as pool:
         assert pool["t"].hot.tolist() == [7, 3, 499, 0, 250]
         assert pool["t"].hot.dtype == np.int64

@@ -14,7 +14,7 @@ from outcomes import Outcome
 Command = Callable[..., Outcome]
 
 MIB = 1 << 20
-TABLE_KEYS = {"name", "rows", "row_bytes", "bytes", "layout", "heads", "load", "source"}
+TABLE_KEYS = {"name", "rows", "row_bytes", "bytes", "layout", "heads", "addressing", "hot_rows", "load", "source"}
 
 
 def test_provision_and_deprovision(command: Command, tmp_path: Path) -> None:

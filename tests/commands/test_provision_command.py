@@ -114,7 +114,7 @@ def test_damaged_pool_needs_force_too(
 def test_pool_that_is_read_or_written_is_not_overwritten_even_by_force(command: Command, pool: Path) -> None:
     again = ("provision", "--file", pool, "--size", "24M", "--force")
     with engramdax.open(pool), unchanged(pool):
-        command(*again).failed(1, str(pool), str(os.getpid()))
+        command(*again).failed(3, str(pool), "is open in process", str(os.getpid()))
     with Writer(pool), unchanged(pool):
         command(*again).failed(1, str(pool), "written by another process", str(os.getpid()))
     command(*again).succeeded()

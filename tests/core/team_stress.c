@@ -66,7 +66,11 @@ static struct ed_request some_request(uint64_t *state, uint64_t most)
     int64_t *ids = malloc((count + 1) * sizeof *ids);
     for (uint64_t i = 0; i < count; i++)
         ids[i] = (int64_t)(next(state) % ROWS);
-    return (struct ed_request){table, ids, count, malloc(count * table->row_bytes + 1), ED_IDS_64, 0};
+    return (struct ed_request){.table = table,
+                               .ids = ids,
+                               .count = count,
+                               .out = malloc(count * table->row_bytes + 1),
+                               .flags = ED_IDS_64};
 }
 
 static void forget(struct ed_request *q)
@@ -159,7 +163,11 @@ static void *streamer(void *argument)
     int64_t *ids = malloc(count * sizeof *ids);
     for (uint64_t i = 0; i < count; i++)
         ids[i] = (int64_t)(next(&state) % ROWS);
-    const struct ed_request q = {&tables[2], ids, count, malloc(count * sizes[2] + 1), ED_IDS_64, 0};
+    const struct ed_request q = {.table = &tables[2],
+                                 .ids = ids,
+                                 .count = count,
+                                 .out = malloc(count * sizes[2] + 1),
+                                 .flags = ED_IDS_64};
     struct ed_request shifted = q;
     shifted.out++;
     for (int round = 0; round < 3; round++) {

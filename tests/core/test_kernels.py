@@ -137,4 +137,4 @@ def test_ids_within_heads_count_from_the_beginning_of_theirs(kernel: str, spans:
 
 def test_a_kernel_that_is_none_is_refused():
     table = RawTable(np.zeros(64, np.uint8), 1, [(0, 64, 64)])
-    assert table.gather(np.zeros(1, np.int64), "mmx")[0] == -2
+    assert table.gather(np.zeros(1, np.int64), "mmx")[0] == lib.ED_NO_KERNEL

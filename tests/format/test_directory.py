@@ -40,6 +40,8 @@ from engramdax.format.directory import (
 from engramdax.format.geometry import Extent
 from engramdax.format.layout import RowLayout
 
+HOT = {"extent": [26624, 1024], "rows": 3, "id_bytes": 4, "crc": 7, "served": [[1, 0.5], [3, 0.75]]}
+
 
 def payload(**changes: Any) -> Any:
     """Give the payload of a valid directory as a JSON value."""
@@ -180,7 +182,10 @@ def test_generations_that_cannot_be_pinned_are_refused() -> None:
         ({"extent": [4096, 1024]}, "overlapping extents"),
         ({"extent": [8192, 1024]}, "overlapping extents"),
         ({"extent": [15360, 1024]}, "overlapping extents"),
-        ({"hot": [16384, 1024]}, "overlapping extents"),
+        ({"hot": HOT | {"extent": [16384, 1024]}}, "overlapping extents"),
+        ({"hot": HOT | {"rows": 1024}}, "impossible hot list"),
+        ({"hot": HOT | {"id_bytes": 5}}, "impossible hot list"),
+        ({"hot": [16384, 1024]}, "no directory in it"),
         ({"name": "d"}, "names a table twice"),
     ],
 )

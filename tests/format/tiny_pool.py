@@ -14,6 +14,7 @@ from engramdax.format.directory import (
     PUBLISHED,
     Directory,
     Host,
+    HotList,
     Retired,
     TableEntry,
     from_slot,
@@ -70,7 +71,7 @@ def directory(**changes: Any) -> Directory:
         "tables": (
             entry("a/b"),
             entry("c", 18 << 10, state=LOADING, heads=None),
-            entry("d", 20 << 10, hot=Extent(22 << 10, 1024)),
+            entry("d", 20 << 10, hot=HotList(Extent(22 << 10, 1024), 3, 4, 7, ((1, 0.5), (3, 0.75)))),
         ),
         "retired": (Retired("gone", UUID(int=9), 4, (Extent(24 << 10, 2048),)),),
     }

@@ -67,6 +67,39 @@ def test_numbers_that_make_no_sense_are_refused(arguments: dict[str, int]):
         engramdax.configure(**arguments)
 
 
+@pytest.mark.parametrize("value", [2.5, 2.0, True, "2", np.float64(2), np.True_, [2]])
+def test_what_is_no_whole_number_is_refused(load: Callable, value: object):
+    loaded = load(rows=10)
+    for use in (
+        lambda: engramdax.configure(threads=value),
+        lambda: engramdax.configure(spin_us=value),
+        lambda: loaded.table.gather([1], threads=value),
+        lambda: loaded.table.prefetch([1], threads=value),
+    ):
+        with pytest.raises(ParameterError, match="is no whole number"):
+            use()
+
+
+def test_numpy_integers_are_numbers_of_threads(load: Callable):
+    loaded = load(rows=10)
+    assert np.array_equal(loaded.table.gather([1], threads=np.int32(2)), loaded.expected([1]))
+
+
+@pytest.mark.parametrize("tune", ["fast", "", 2.5, True, False, -1, 64, b"auto", [1]])
+def test_a_distance_that_makes_no_sense_is_refused(load: Callable, tune: object):
+    path = load(rows=10).path
+    with pytest.raises(ParameterError, match="give 0 to 63 rows, or 'auto'"):
+        engramdax.open(path, tune=tune)
+
+
+@pytest.mark.parametrize("tune", ["auto", None, 0, 63])
+def test_a_distance_changes_no_row(load: Callable, tune: object):
+    loaded = load()
+    table = engramdax.open(loaded.path, tune=tune)["table0"]
+    ids = np.arange(0, 20_000, 7)
+    assert np.array_equal(table.gather(ids), loaded.expected(ids))
+
+
 def test_an_idle_worker_sleeps_and_wakes_again(load: Callable, script: Callable):
     done = script(
         """

@@ -96,3 +96,35 @@ def test_a_process_of_one_cpu_gathers_alone(load: Callable, script: Callable):
         before=("taskset", "-c", str(cpu)),
     )
     assert done.stdout == str(int(loaded.rows.sum())), done.stderr
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU only")
+def test_a_pinned_thread_that_comes_first_leaves_the_others_their_cpus(load: Callable, script: Callable):
+    loaded = load()
+    done = script(
+        """
+        import os, sys, threading
+        import numpy as np, engramdax
+        from engramdax._core import lib
+        cpus = os.sched_getaffinity(0)
+        t = engramdax.open(sys.argv[1])["table0"]
+        ids = np.arange(20_000)
+        def pinned():
+            os.sched_setaffinity(0, {min(cpus)})
+            assert lib.ed_team_limit() == len(cpus), lib.ed_team_limit()
+            t.gather(ids)
+        first = threading.Thread(target=pinned)
+        first.start()
+        first.join()
+        rows = t.gather(ids)
+        workers = []
+        for task in os.listdir("/proc/self/task"):
+            if open(f"/proc/self/task/{task}/comm").read() == "engramdax\\n":
+                workers.append(os.sched_getaffinity(int(task)))
+        assert workers, "no workers"
+        assert all(worker == cpus for worker in workers), (cpus, workers)
+        sys.stdout.write(str(int(rows.sum())))
+        """,
+        loaded.path,
+    )
+    assert done.stdout == str(int(loaded.rows.sum())), done.stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that goes away under a gather (rule P6): the rows on it are named and zero, all others are right.
+"""Memory that goes away under a gather: the rows on it are named and zero, all others are right.
 
 A pool in a file stands for bad memory: pages behind the end of a truncated file fault as poison does.
 ENGRAMDAX_ROUNDS sets how often a file is truncated under running gathers; the slow test does it 1,000 times.

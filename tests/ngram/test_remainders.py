@@ -30,8 +30,8 @@ def hash_by(name, hasher, tokens, out=np.int64, **arguments):
     layout = hasher.layout
     rows = np.full((keep["tokens"].size, len(layout.layer_ids), layout.heads), 7, out)
     done = lib.ed_hash_bare(hasher.core, batch, ffi.from_buffer(rows), rows.itemsize == 8, name.encode())
-    assert done in (-1, -2)
-    return None if done == -2 else rows
+    assert done in (-1, lib.ED_NO_SET)
+    return None if done == lib.ED_NO_SET else rows
 
 
 def test_an_unknown_instruction_set_is_not_there():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This host's id: kept, renewed on a clone, never guessed from a damaged file (rule P9)."""
+"""This host's id: kept, renewed on a clone, never guessed from a damaged file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order in which metadata reach the media (rule P2), and what a crash at any line leaves (rule P4)."""
+"""The order in which metadata reach the media, and what a crash at any line leaves."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gathers in forked children, out of arrays side by side, and beyond every 32-bit offset."""
+"""Gathers out of arrays side by side, and beyond every 32-bit offset."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
@@ -25,37 +23,6 @@ from engramdax.pool.attachment import open_media
 from engramdax.pool.provision import initialise, new_superblock
 from engramdax.pool.space import allocate
 from engramdax.pool.writer import Writer
-
-FORK = """
-import os, sys, threading
-import numpy as np
-import engramdax
-table = engramdax.open(sys.argv[1])["t"]
-ids = np.random.default_rng(0).integers(0, table.rows, 5000)
-expected = table.gather(ids, threads=2)      # starts OpenMP's team, which no child has
-def child():
-    ok = (table.gather(ids, threads=2) == expected).all() and (table.gather(ids[:9]) == expected[:9]).all()
-    grandchild = os.fork()
-    if grandchild == 0:
-        os._exit(0 if (table.gather(ids) == expected).all() else 1)
-    os._exit(0 if ok and os.waitpid(grandchild, 0)[1] == 0 else 1)
-for _ in range(5):
-    pid = os.fork()
-    if pid == 0:
-        child()
-    assert os.waitpid(pid, 0)[1] == 0
-    assert (table.gather(ids, threads=2) == expected).all()
-print("ok")
-"""
-
-
-def test_a_forked_child_gathers_what_its_parent_gathers(
-    make_pool: Callable[..., Path], load_array: Callable[..., object]
-) -> None:
-    path = make_pool()
-    load_array(path, "t", np.random.default_rng(1).integers(0, 256, (10000, 64), dtype=np.uint8))
-    done = subprocess.run([sys.executable, "-c", FORK, path], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr
 
 
 def publish_by_hand(path: Path, layout: RowLayout, rows: int, content: bytes | None) -> None:
