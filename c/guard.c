@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <string.h>
 #include <time.h>
 #include <ucontext.h>
 
@@ -157,3 +158,23 @@ __attribute__((constructor)) static void watch_forks(void)
 {
     pthread_atfork(NULL, NULL, forget_after_fork);
 }
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdangling-pointer" // disarmed before the guard goes, whichever way it ends
+#endif
+
+int ed_copy_guarded(uint8_t *to, const uint8_t *from, uint64_t bytes, const uint8_t *begin, const uint8_t *end)
+{
+    ed_guard_prepare();
+    struct ed_guard guard = {.begin = begin, .end = end};
+    if (!ED_GUARD_ARM(&guard))
+        return -1;
+    memcpy(to, from, bytes);
+    ed_guard_disarm();
+    return 0;
+}
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif

@@ -28,6 +28,7 @@ from engramdax.errors import (
     SpaceError,
     TableExistsError,
     TableNotFoundError,
+    UnreadableError,
 )
 from engramdax.gathering import Gatherer, Prefetch, configure, gather_many
 from engramdax.pool.attachment import MAX_ROWS_AHEAD
@@ -62,6 +63,7 @@ __all__ = [
     "Table",
     "TableExistsError",
     "TableNotFoundError",
+    "UnreadableError",
     "__version__",
     "configure",
     "gather_many",

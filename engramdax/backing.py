@@ -7,6 +7,7 @@ the block size of its file system.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from dataclasses import dataclass
@@ -83,10 +84,12 @@ def open_fd(path: Path, *, writable: bool) -> int:
     except IsADirectoryError:
         raise BackingError(f"{path} is a directory", remedy="name a file or a devdax device") from None
     except OSError as e:
-        hint = "the device is disabled: `daxctl reconfigure-device -m devdax` enables it"
+        disabled = e.errno in (errno.ENXIO, errno.ENODEV)
         raise BackingError(
             f"cannot open {path}: {e.strerror}",
-            remedy=hint if str(path).startswith("/dev/") else "check the path",
+            remedy="the device is disabled: `daxctl reconfigure-device -m devdax` enables it"
+            if disabled
+            else "check it",
         ) from None
 
 
@@ -155,4 +158,7 @@ def parse_size(text: str) -> int:
     digits = number.removesuffix(unit)
     if unit not in _UNITS or not digits.isascii() or not digits.isdigit():
         raise ParameterError(f"{text!r} is no size", remedy="write bytes, or 512M, 2G, 1T")
-    return int(digits) * _UNITS[unit]
+    size = int(digits) * _UNITS[unit]
+    if size >= 1 << 63:
+        raise ParameterError(f"{text} is more than any file or device can have")
+    return size

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from crc32c import crc32c
 
-from engramdax.errors import DamagedTableError
+from engramdax.errors import DamagedTableError, UnreadableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from engramdax.format.geometry import Extent
     from engramdax.format.layout import RowLayout
+    from engramdax.media import Media
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,9 @@ def workers() -> int:
 
 
 def verify_blocks(
-    rows: memoryview,
-    checksums: memoryview,
+    media: Media,
+    rows: Extent,
+    checksums: Extent,
     checksums_crc: int,
     *,
     block: int,
@@ -53,14 +56,17 @@ def verify_blocks(
     row_count: int,
     progress: Callable[[int], None] | None = None,
 ) -> list[BadBlock]:
-    """Compare each block of `rows` with its entry in `checksums`, on all CPUs.
+    """Compare each block of `rows` with its entry in `checksums`, on all CPUs. A block that cannot be read is bad.
 
     `rows` holds `row_count` rows of `layout`, which tells what rows have bytes in a bad block.
     Raises DamagedTableError where the checksums themselves are not those that were published.
     """
-    count = -(-len(rows) // block)
-    stored = checksums[: count * 4]
-    if crc32c(stored) != checksums_crc:
+    count = -(-rows.length // block)
+    try:
+        stored = media.load(checksums.offset, count * 4)
+    except UnreadableError:
+        stored = b""
+    if not stored or crc32c(stored) != checksums_crc:
         raise DamagedTableError(
             "the table's checksums are damaged themselves, so nothing can be said of its rows",
             remedy="remove the table and load it again",
@@ -72,15 +78,18 @@ def verify_blocks(
     def bad(index: int) -> BadBlock | None:
         nonlocal done
         offset = index * block
-        piece = rows[offset : offset + block]
-        matches = block_crc(piece) == int(expected[index])
+        length = min(block, rows.length - offset)
+        try:
+            matches = block_crc(memoryview(media.load(rows.offset + offset, length))) == int(expected[index])
+        except UnreadableError:
+            matches = False
         with mutex:
-            done += len(piece)
+            done += length
             if progress:
                 progress(done)
         if matches:
             return None
-        return BadBlock(offset, len(piece), *layout.rows_within(row_count, offset, len(piece)))
+        return BadBlock(offset, length, *layout.rows_within(row_count, offset, length))
 
     with ThreadPoolExecutor(workers()) as executor:
         return [found for found in executor.map(bad, range(count)) if found]

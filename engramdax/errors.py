@@ -56,6 +56,10 @@ class NotAPoolError(FormatError):
     """There is no pool at this place at all."""
 
 
+class UnreadableError(FormatError):
+    """Memory of the pool faults when it is read: poison, an unplugged device, a truncated file."""
+
+
 class BackingError(EngramdaxError):
     """The memory under a pool cannot be had: no such device, no permission, not enough space."""
 

@@ -3,36 +3,84 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import threading
+import stat
 from contextlib import suppress
-from typing import TYPE_CHECKING, BinaryIO
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final
 
-from engramdax.errors import BackingError
+from engramdax.errors import BackingError, RefusedError
+from engramdax.format.superblock import MAGIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
+
+_KINDS: Final = {
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
 
 
-def replace_file(path: Path, write: Callable[[BinaryIO], object], *, mode: int | None = None, remedy: str = "") -> None:
+def replace_file(
+    path: Path,
+    write: Callable[[BinaryIO], object],
+    *,
+    mode: int | None = None,
+    pool: Path | None = None,
+    remedy: str = "",
+) -> None:
     """Let `write` fill a new file beside `path`, and rename it there; `mode` is its permissions, else the umask's.
 
-    On any error `path` is as it was and nothing is left beside it. Raises BackingError with `remedy` where the file
-    system refuses. Any number of threads and processes may replace the same file; the last one stays.
+    A symlink stays, and what it leads to is replaced. On any error `path` is as it was and nothing is left beside it.
+    Raises BackingError with `remedy` where the file system refuses, RefusedError as `check_replaceable`. Any number of
+    threads and processes may replace the same file; the last one stays.
     """
-    temporary = path.parent / f".{path.name}.{os.getpid()}.{threading.get_ident()}"
+    check_replaceable(path, pool=pool, remedy=remedy)
+    target = Path(os.path.realpath(path))
+    # Not made of the target's name, which may be as long as names can be.
+    temporary = target.parent / f".engramdax-{os.urandom(8).hex()}"
     try:
         try:
-            temporary.unlink(missing_ok=True)  # of a process that died, whose number came round again
             with temporary.open("xb") as file:
                 write(file)
                 if mode is not None:
                     os.fchmod(file.fileno(), mode)
-            temporary.replace(path)
+            temporary.replace(target)
         except BaseException:
             with suppress(OSError):  # of a path that leads through a file, say
                 temporary.unlink(missing_ok=True)
             raise
     except OSError as e:
         raise BackingError(f"cannot write {path}: {e.strerror or e}", remedy=remedy) from None
+
+
+def check_replaceable(path: Path, *, pool: Path | None = None, remedy: str = "") -> None:
+    """Check that `path`, symlinks followed, is a file that may be lost, or nothing yet.
+
+    Raises RefusedError for a device, a pipe, a socket, the pool at `pool` and any file that begins as a pool does;
+    BackingError for a directory, and where the file system refuses to say.
+    """
+    try:
+        found = path.stat()
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(found.st_mode):
+            kind = _KINDS.get(stat.S_IFMT(found.st_mode), "no file")
+            raise RefusedError(f"{path} is {kind}, which is not replaced by a file", remedy=remedy)
+        if (pool is not None and os.path.samestat(found, pool.stat())) or _begins_as_a_pool(path):
+            raise RefusedError(f"{path} is a pool, which is not replaced", remedy=remedy)
+    except FileNotFoundError:
+        return
+    except OSError as e:
+        raise BackingError(f"cannot write {path}: {e.strerror or e}", remedy=remedy) from None
+
+
+def _begins_as_a_pool(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except PermissionError:  # its directory may allow a replacement all the same
+        return False

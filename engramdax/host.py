@@ -35,7 +35,7 @@ def state_dir() -> Path:
         return Path(chosen)
     if os.geteuid() == 0 or os.access(SYSTEM_STATE, os.W_OK):
         return SYSTEM_STATE
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "engramdax"
+    return Path(os.environ.get("XDG_STATE_HOME") or _home() / ".local" / "state") / "engramdax"
 
 
 def run_dir() -> Path:
@@ -50,6 +50,15 @@ def run_dir() -> Path:
 def cache_dir() -> Path:
     """Where this user's engramdax keeps what can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "engramdax"
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise BackingError(
+            "this user has no home directory", remedy="set ENGRAMDAX_STATE_DIR and ENGRAMDAX_RUN_DIR"
+        ) from None
 
 
 def make_dir(path: Path) -> Path:

@@ -49,9 +49,10 @@ def pin_path(backing: Backing, pool: UUID) -> Path:
     return make_dir(run_dir()) / f"{pool}.pins" if backing.kind is Kind.DEVDAX else backing.path
 
 
-def _open_lock(path: Path, backing: Backing) -> int:
+def _open_lock(path: Path, backing: Backing, of: int | None = None) -> int:
+    """Open the lock's file; `of` is the pool's own descriptor, whose file the path may not name any more."""
     if path == backing.path:
-        return open_fd(path, writable=False)
+        return open_fd(path if of is None else Path(f"/proc/self/fd/{of}"), writable=False)
     try:
         return os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o660)
     except OSError as e:
@@ -64,9 +65,9 @@ def _open_lock(path: Path, backing: Backing) -> int:
 class WriterLock:
     """The right to write a pool, held from construction to `release`; BusyError if another has it."""
 
-    def __init__(self, backing: Backing, pool: UUID) -> None:
+    def __init__(self, backing: Backing, pool: UUID, *, of: int | None = None) -> None:
         path = writer_lock_path(backing, pool)
-        self._fd = _open_lock(path, backing)
+        self._fd = _open_lock(path, backing, of)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as e:
@@ -104,9 +105,9 @@ class Pins:
     whoever holds the mutex does it.
     """
 
-    def __init__(self, backing: Backing, pool: UUID) -> None:
+    def __init__(self, backing: Backing, pool: UUID, *, of: int | None = None) -> None:
         self._path = pin_path(backing, pool)
-        self._fd = _open_lock(self._path, backing)
+        self._fd = _open_lock(self._path, backing, of)
         self._child_fd = -1
         self._held: Counter[int] = Counter()
         self._given_back: deque[int] = deque()

@@ -8,10 +8,10 @@ real one under the same pool code. The real one is the C core over a mapping (c/
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from engramdax._core import ffi, lib
-from engramdax.errors import BackingError
+from engramdax.errors import BackingError, UnreadableError
 from engramdax.format.geometry import LINE
 
 if TYPE_CHECKING:
@@ -42,6 +42,9 @@ class Media(Protocol):
 
     def load(self, offset: int, length: int) -> bytes:
         """Give a private copy of [offset, offset + length)."""
+
+
+_uncleared: Final[Any] = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class MappedMedia:
@@ -84,5 +87,13 @@ class MappedMedia:
         lib.ed_invalidate(self._base + offset, length)
 
     def load(self, offset: int, length: int) -> bytes:
-        """Copy the range out."""
-        return bytes(self.mapping.view(offset, length))
+        """Copy the range out; UnreadableError where its memory faults."""
+        self.mapping.check(offset, length)
+        copy = _uncleared("uint8_t[]", max(length, 1))
+        begin = self._base
+        if lib.ed_copy_guarded(copy, begin + offset, length, begin, begin + self.size):
+            raise UnreadableError(
+                f"bytes {offset} to {offset + length} of {self.mapping.path} cannot be read",
+                remedy="the device may be gone, its memory poisoned, or the file truncated",
+            )
+        return bytes(ffi.buffer(copy, length))

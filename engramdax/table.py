@@ -15,6 +15,7 @@ from engramdax import buffers
 from engramdax._core import ffi, lib
 from engramdax.checksums import BadBlock, verify_blocks
 from engramdax.errors import DamagedTableError, ParameterError, RowIdError
+from engramdax.format.geometry import Extent
 from engramdax.gathering import Gatherer, Prefetch, engine_number, failure_of, thread_count
 
 if TYPE_CHECKING:
@@ -353,8 +354,9 @@ class Table:
         for extent in (e.extent, e.checksums):
             attachment.media.invalidate(*extent)
         return verify_blocks(
-            attachment.mapping.view(e.extent.offset, e.bytes),
-            attachment.mapping.view(e.checksums.offset, e.checksums.length),
+            attachment.media,
+            Extent(e.extent.offset, e.bytes),
+            e.checksums,
             e.checksums_crc,
             block=attachment.superblock.geometry.block,
             layout=e.layout,

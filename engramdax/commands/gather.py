@@ -4,19 +4,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
 import typer
 
-from engramdax.commands.output import JsonOption, PoolOption, print_json, print_line, size_text
+from engramdax.commands.output import JsonOption, PoolOption, print_json, print_line, printable, size_text
 from engramdax.errors import ParameterError, SourceError
-from engramdax.files import replace_file
+from engramdax.files import check_replaceable, replace_file
 from engramdax.pool.pool import Pool
 from engramdax.pool.records import resolve
+from engramdax.trace.archive import opened_arrays
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+OTHER: Final = "give another --out"
 
 
 def gather(
@@ -33,28 +36,23 @@ def gather(
     if invalid not in ("raise", "zero"):
         raise ParameterError(f"--invalid {invalid} is unknown", remedy="say raise or zero")
     wanted = _read_ids(ids)
-    with Pool(resolve(pool)) as opened:
+    path = resolve(pool)
+    check_replaceable(out, pool=path, remedy=OTHER)
+    with Pool(path) as opened:
         rows = opened[table].gather(wanted, per_head=per_head, invalid=invalid)  # type: ignore[arg-type]
-    replace_file(out, lambda file: np.save(file, rows), remedy="give another --out")
+    replace_file(out, lambda file: np.save(file, rows), pool=path, remedy=OTHER)
     if as_json:
         print_json({"table": table, "ids": wanted.size, "shape": list(rows.shape), "dtype": str(rows.dtype)})
         return
-    print_line(f"{wanted.size} rows of {table} ({size_text(rows.nbytes)}) are in {out}")
+    print_line(f"{wanted.size} rows of {table} ({size_text(rows.nbytes)}) are in {printable(str(out))}")
 
 
 def _read_ids(path: Path) -> npt.NDArray[Any]:
-    try:
-        value = np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise SourceError(f"{path} does not exist", remedy="give a .npy file of row ids") from None
-    except (OSError, ValueError, EOFError, SyntaxError) as e:
-        # numpy's own words about unknown content advise allow_pickle, which would run code from the file.
-        what = "" if "pickle" in str(e) else f": {e}"
-        raise SourceError(f"{path} is no .npy file of row ids{what}", remedy="write it with numpy.save") from None
-    if not isinstance(value, np.ndarray):
-        value.close()
-        raise SourceError(f"{path} is an archive of arrays", remedy="write it with numpy.save")
-    return np.ascontiguousarray(value) if value.ndim else value
+    again = "write it with numpy.save"
+    with opened_arrays(path, ".npy file of row ids", remedy=again) as value:
+        if not isinstance(value, np.ndarray):
+            raise SourceError(f"{path} is an archive of arrays", remedy=again)
+        return np.ascontiguousarray(value) if value.ndim else value
 
 
 COMMANDS = (gather,)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ from typing import Annotated
 import typer
 
 from engramdax.commands.output import JsonOption, PoolOption, byte_progress, print_json, print_line, size_text
+from engramdax.errors import SourceError
 from engramdax.ingest.open import open_sources
 from engramdax.pool.engram import engram_loads
 from engramdax.pool.loader import Load, load_tables
@@ -32,6 +34,10 @@ def load(
     as_json: JsonOption = False,
 ) -> None:
     """Load a table (with --engram one per layer) into a pool, and publish it when it is whole."""
+    if engram or tensor is not None:  # else what is no checkpoint by its name is said to be a file
+        for one in source:
+            if not os.path.exists(one):  # noqa: PTH110 (raises less)
+                raise SourceError(f"{one}: no such file or directory", remedy="check the path")
     with ExitStack() as stack:
         sources = open_sources(source, row_bytes=row_bytes, dtype=dtype, dim=dim, tensor=tensor, engram=engram)
         for opened in sources:

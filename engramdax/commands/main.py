@@ -7,6 +7,7 @@ with cause and remedy; --debug shows where it came from.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -86,6 +87,8 @@ def options(
 def main() -> None:
     """Run the command line and end the process."""
     warnings.showwarning = _show_warning
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a stream that cannot show a character escapes it, as stderr does
+        sys.stdout.reconfigure(errors="backslashreplace")
     code = run(sys.argv[1:])
     # What is done is done: a signal now would only spoil the exit code.
     for number in (signal.SIGINT, signal.SIGTERM):

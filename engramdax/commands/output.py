@@ -41,6 +41,11 @@ def print_line(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 
+def printable(text: str) -> str:
+    """Keep what files, pools and arguments say from ending the line or moving the terminal's cursor."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
 def print_grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows under headings; columns named with a leading '>' are set to the right."""
     grid = Grid(box=None, pad_edge=False, header_style="bold")

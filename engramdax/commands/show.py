@@ -16,6 +16,7 @@ from engramdax.commands.output import (
     print_grid,
     print_json,
     print_line,
+    printable,
     size_text,
 )
 from engramdax.errors import DamagedTableError
@@ -72,7 +73,7 @@ def info(table: TableArgument = None, *, pool: PoolOption = None, as_json: JsonO
         return
     width = max(map(len, value))
     for key, item in value.items():
-        print_line(f"{key.replace('_', ' '):<{width}}  {_text(key, item)}")
+        print_line(f"{key.replace('_', ' '):<{width}}  {printable(_text(key, item))}")
 
 
 def verify(table: TableArgument = None, *, pool: PoolOption = None, as_json: JsonOption = False) -> int:
@@ -172,12 +173,20 @@ def _text(key: str, item: Any) -> str:
     if key == "problems":
         return "; ".join(item) or "none"
     if key == "created":
-        return datetime.fromtimestamp(item, UTC).astimezone().isoformat()
+        try:
+            return datetime.fromtimestamp(item, UTC).astimezone().isoformat()
+        except (ValueError, OverflowError, OSError):  # of a year past 9999
+            return str(item)
     if key == "source":
-        # What a reader of table files described; other tools may have written less.
-        parts = [f["path"] for f in item.get("files", [])] + item.get("tensors", [])
-        return ", ".join([str(item.get("kind", "unknown")), *parts])
+        return _source_text(item)
     return str(item)
+
+
+def _source_text(source: dict[str, Any]) -> str:
+    """Say what a reader of table files described; other tools may have written less, or something else."""
+    files, tensors = (found if isinstance(found := source.get(key), list) else [] for key in ("files", "tensors"))
+    paths = [str(file["path"]) for file in files if isinstance(file, dict) and "path" in file]
+    return ", ".join([str(source.get("kind", "unknown")), *paths, *map(str, tensors)])
 
 
 COMMANDS = (ls, info, verify)

@@ -20,14 +20,15 @@ from engramdax.commands.output import (
     print_line,
     size_text,
 )
-from engramdax.errors import BackingError, ParameterError, SourceError
+from engramdax.errors import BackingError, ParameterError
 from engramdax.figures import check_figure
+from engramdax.files import check_replaceable
 from engramdax.ngram import Hasher, Layout, build_token_map
 from engramdax.ngram.config import read_layout
 from engramdax.ngram.tokenizer import read_tokenizer
 from engramdax.pool.pool import Pool
 from engramdax.pool.records import resolve
-from engramdax.trace.archive import UNREADABLE
+from engramdax.trace.archive import opened_arrays
 from engramdax.trace.counts import hot_rows
 from engramdax.trace.hotlist import HotList, write_hot_list
 from engramdax.trace.plot import plot_shares
@@ -76,14 +77,17 @@ def trace(
         )
     if split is not None and not 0 < split < 1:
         raise ParameterError(f"--split {split} is no share", remedy="give a number between 0 and 1, such as 0.9")
+    if config is not None and table is not None:
+        raise ParameterError("--config and --table were both given", remedy="give either --config or --table")
     bytes_allowed = parse_size(memory)
     if out is not None and not out.parent.is_dir():
         raise BackingError(f"cannot write {out}: there is no directory {out.parent}", remedy="give another --out")
+    pool_path = None if table is None else resolve(pool)
     if plot is not None:
         check_figure(plot)
     loaded = None if tokenizer is None else read_tokenizer(tokenizer)
     tokens = read_traces(source, tokenizer=loaded)
-    layout = _layout(config, table, pool, _token_map(loaded, token_map, needed=not tokens.compressed))
+    layout = _layout(config, table, pool_path, _token_map(loaded, token_map, needed=not tokens.compressed))
     if tokens.compressed:  # the map was for the pad alone
         layout = replace(layout, token_map=None)
     tokens.check(layout.vocab)
@@ -92,14 +96,17 @@ def trace(
         raise ParameterError(
             f"--out {out} would hold {len(layers)} layers", remedy="write {layer} in it, or say --layer"
         )
+    outs = [] if out is None else [Path(str(out).replace("{layer}", str(layout.layer_ids[n]))) for n in layers]
+    for path in outs:
+        check_replaceable(path, pool=pool_path, remedy="give another --out")
     hasher = Hasher(layout)
     counted, rest = tokens.split(split) if split is not None else (tokens, None)
     results: list[dict[str, Any]] = []
-    for position in layers:
+    for place, position in enumerate(layers):
         hot = hot_rows(hasher, position, counted, most=rows, memory=bytes_allowed)
-        if out is not None:
-            path = Path(str(out).replace("{layer}", str(layout.layer_ids[position])))
-            write_hot_list(path, HotList(hot, layout.rows(position), np.array(layout.head_sizes(position), np.int64)))
+        if outs:
+            heads = np.array(layout.head_sizes(position), np.int64)
+            write_hot_list(outs[place], HotList(hot, layout.rows(position), heads), pool=pool_path)
         results.append(_result(hasher, position, hot, rest, row_bytes))
         del hot  # as large as the counters of the next layer may get
     if plot is not None:
@@ -166,24 +173,20 @@ def _token_map(tokenizer: Tokenizer | None, path: Path | None, *, needed: bool) 
         if needed:
             raise ParameterError("raw token ids need the model's map", remedy="give --tokenizer or --token-map")
         return None
-    try:
-        with path.open("rb") as file:
-            value = np.load(file, allow_pickle=False)
-            array: npt.NDArray[Any] = value if isinstance(value, np.ndarray) else value["token_map"]
-    except UNREADABLE as e:
-        raise SourceError(f"{path} is no token map: {e}", remedy="save one with numpy.save") from None
-    return array
+    with opened_arrays(path, "token map", remedy="save one with numpy.save") as value:
+        array: npt.NDArray[Any] = value if isinstance(value, np.ndarray) else value["token_map"]
+        return array
 
 
 def _layout(
-    config: Path | None, table: str | None, pool: str | None, token_map: npt.NDArray[np.integer[Any]] | None
+    config: Path | None, table: str | None, pool: Path | None, token_map: npt.NDArray[np.integer[Any]] | None
 ) -> Layout:
-    if (config is None) == (table is None):
-        raise ParameterError("the model is not known", remedy="give either --config or --table")
-    if table is not None:
-        with Pool(resolve(pool)) as opened:
+    if table is not None and pool is not None:
+        with Pool(pool) as opened:
             return Layout.of_table(opened[table], token_map=token_map)
-    return read_layout(Path(str(config)), token_map=token_map)
+    if config is None:
+        raise ParameterError("the model is not known", remedy="give either --config or --table")
+    return read_layout(config, token_map=token_map)
 
 
 def _layers(layout: Layout, layer: int | None) -> list[int]:

@@ -78,7 +78,7 @@ class HotList:
             _count(value["rows"]),
             _count(value["id_bytes"]),
             _count(value["crc"]),
-            tuple((_count(rows), float(share)) for rows, share in value["served"]),
+            tuple((_count(rows), _share(share)) for rows, share in value["served"]),
         )
         if hot.id_bytes not in (4, 8) or hot.extent.length < hot.bytes:
             raise FormatError(f"the directory holds an impossible hot list: {hot}")
@@ -309,7 +309,7 @@ def from_slot(header: bytes, payload: bytes, *, size: int, geometry: Geometry) -
             tuple(TableEntry.from_json(t) for t in value["tables"]),
             tuple(Retired.from_json(r) for r in value["retired"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
         raise FormatError(f"the slot's payload has no directory in it: {e!r}") from e
     _check_generations(directory)
     _check_space(directory, size, geometry)
@@ -360,6 +360,12 @@ def _count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 63:
         raise FormatError(f"the directory holds {value!r} where a count belongs")
     return value
+
+
+def _share(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= 1:
+        raise FormatError(f"the directory holds {value!r} where a share belongs")
+    return float(value)
 
 
 def _extent(value: Any) -> Extent:

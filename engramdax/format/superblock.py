@@ -145,7 +145,7 @@ class Superblock:
 
 def check_pool_name(name: str) -> str:
     """Give `name` back; ParameterError unless it can name a pool."""
-    if not POOL_NAME.fullmatch(name):
+    if not POOL_NAME.fullmatch(name) or name in (".", ".."):
         raise ParameterError(
             f"{name!r} cannot name a pool",
             remedy=f"use 1 to {MAX_POOL_NAME} letters, digits, dots, underscores and hyphens",

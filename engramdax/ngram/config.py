@@ -28,7 +28,8 @@ def read_config(path: Path) -> Any:
     except FileNotFoundError:
         raise SourceError(f"{path} does not exist", remedy="give the model's config.json") from None
     except (OSError, ValueError, RecursionError) as e:
-        raise SourceError(f"{path} cannot be read: {e}", remedy="take the model's own config.json") from None
+        why = (e.strerror if isinstance(e, OSError) else None) or e
+        raise SourceError(f"{path} cannot be read: {why}", remedy="take the model's own config.json") from None
 
 
 def layout_of(path: Path, config: Any, *, token_map: npt.NDArray[np.integer[Any]] | None) -> Layout:

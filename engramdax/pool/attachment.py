@@ -80,7 +80,7 @@ class Attachment:
             raise e.at(path) from None
         self.superblock: Superblock = found.value
         self.superblock_problems = found.problems
-        self.pins = Pins(self.backing, self.superblock.pool)
+        self.pins = Pins(self.backing, self.superblock.pool, of=self.fd)
         weakref.finalize(self, self.pins.close)
 
     def rows_ahead(self, core_table: Any) -> int:

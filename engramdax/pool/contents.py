@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import stat
 import subprocess
 import tempfile
 from enum import Enum
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from engramdax.media import MappedMedia
 
 WHOLE_BYTES: Final = 1 << 30
-"""Up to this size every byte is looked at."""
+"""Up to this size every byte of a device is looked at."""
 
 EDGE_BYTES: Final = 64 << 20
 """Of larger media, this much at both ends, and a page in each SAMPLE_BYTES between."""
@@ -45,8 +48,8 @@ class Contents(NamedTuple):
     what: str
 
 
-def contents(media: MappedMedia) -> Contents:
-    """Look at the media without changing them."""
+def contents(media: MappedMedia, fd: int) -> Contents:
+    """Look at the media without changing them; `fd` is what they are mapped from."""
     try:
         superblock = read_superblock(media).value
     except NotAPoolError:
@@ -61,7 +64,7 @@ def contents(media: MappedMedia) -> Contents:
         return Contents(State.POOL, f"pool {superblock.name} ({superblock.pool}) with {tables}")
     if signature := _signature(media):
         return Contents(State.RECOGNISED, signature)
-    if (place := _first_nonzero(media)) is not None:
+    if (place := _first_nonzero(media, fd)) is not None:
         return Contents(State.UNKNOWN, f"unknown bytes at {place}")
     return Contents(State.EMPTY, "nothing")
 
@@ -85,11 +88,11 @@ def _signature(media: MappedMedia) -> str:
     return f"a {kind} signature{' labelled ' + found['LABEL'] if 'LABEL' in found else ''}" if kind else ""
 
 
-def _first_nonzero(media: MappedMedia) -> int | None:
-    """Give the offset of the first byte found that is not zero."""
+def _first_nonzero(media: MappedMedia, fd: int) -> int | None:
+    """Give the offset of the first byte found that is not zero. Files are looked at whole, but for their holes."""
     size = media.size
-    if size <= WHOLE_BYTES:
-        pieces = [(at, min(SAMPLE_BYTES, size - at)) for at in range(0, size, SAMPLE_BYTES)]
+    if size <= WHOLE_BYTES or stat.S_ISREG(os.fstat(fd).st_mode):
+        pieces = [piece for first, end in _data(fd, size) for piece in _pieces(first, end)]
     else:
         pieces = [(0, EDGE_BYTES), (size - EDGE_BYTES, EDGE_BYTES)]
         pieces += [(at, PAGE_BYTES) for at in range(EDGE_BYTES, size - EDGE_BYTES, SAMPLE_BYTES)]
@@ -98,3 +101,21 @@ def _first_nonzero(media: MappedMedia) -> int | None:
         if bytes_.any():
             return offset + int(np.flatnonzero(bytes_)[0])
     return None
+
+
+def _pieces(first: int, end: int) -> list[tuple[int, int]]:
+    return [(at, min(SAMPLE_BYTES, end - at)) for at in range(first, end, SAMPLE_BYTES)]
+
+
+def _data(fd: int, size: int) -> list[tuple[int, int]]:
+    """Give the ranges of a file that are no holes; all of it where the file system does not tell."""
+    ranges, at = [], 0
+    try:
+        while at < size:
+            first = os.lseek(fd, at, os.SEEK_DATA)
+            at = os.lseek(fd, first, os.SEEK_HOLE)
+            ranges.append((first, min(at, size)))
+    except OSError as e:
+        if e.errno != errno.ENXIO:  # which says that only a hole is left
+            return [(0, size)]
+    return ranges

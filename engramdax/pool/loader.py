@@ -85,7 +85,6 @@ def load_tables(writer: Writer, loads: Sequence[Load], *, progress: Progress | N
     works = _plan(writer, loads)
     seen = False
     try:
-        reserve(writer.backing, writer.fd, writer.superblock.geometry.metadata())
         for work in works:
             reserve(writer.backing, writer.fd, work.entry.extents())
             _clear(writer, work.entry.checksums)

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from engramdax import hugepages
 from engramdax.backing import Backing, Kind, inspect
@@ -85,11 +85,15 @@ def new_superblock(name: str, size: int, *, shared: bool) -> Superblock:
 def plan_file(path: Path, size: int, *, name: str, consent: Consent) -> Plan:
     """Make a pool in a file of its own, on a disk or a tmpfs; all its space is taken at once."""
     superblock = new_superblock(name, size, shared=False)
+    if path.is_symlink() and not os.path.exists(path):  # noqa: PTH110 (raises less)
+        raise BackingError(f"{path} is a link into nothing", remedy="name the file itself")
+    path = Path(os.path.realpath(path))  # the file itself, also when this process or a link goes elsewhere
     exists = path.exists()
+    forgotten = None
     if exists:
         backing = inspect(path)
         if backing.size:
-            _check_contents(path, consent)
+            forgotten = _check_contents(path, consent)
         if backing.size not in (0, size):
             raise RefusedError(
                 f"{path} exists and has {backing.size} bytes, not {size}",
@@ -103,14 +107,11 @@ def plan_file(path: Path, size: int, *, name: str, consent: Consent) -> Plan:
             f"{path.parent} has {free.f_bavail * free.f_frsize} bytes free, the pool needs {size}",
             remedy="free space, or give a smaller --size",
         )
-    record = Record(str(superblock.pool), name, str(path.resolve()))
+    record = Record(str(superblock.pool), name, str(path))
+    file = _File(path, size, exists=exists)
     steps = [
-        Step(
-            f"{'fill' if exists else 'create'} {path} with {size} bytes",
-            lambda: _create(path, size),
-            None if exists else path.unlink,
-        ),
-        *_pool_steps(path, superblock, record),
+        Step(f"{'fill' if exists else 'create'} {path} with {size} bytes", file.fill, file.undo),
+        *_pool_steps(path, superblock, record, consent, forgotten),
     ]
     return Plan(path, name, record.uuid, size, steps)
 
@@ -131,6 +132,7 @@ def plan_hugepages(page: str, size: int, *, name: str) -> Plan:
     if found and path.exists():
         raise RefusedError(f"{path} exists", remedy="deprovision that pool, or give another --name")
     record = Record(str(superblock.pool), name, str(path), page_bytes, missing, str(place) if place == ours else "")
+    file = _File(path, size, exists=False)
     steps = []
     if missing:
         steps.append(
@@ -149,8 +151,8 @@ def plan_hugepages(page: str, size: int, *, name: str) -> Plan:
             )
         )
     steps += [
-        Step(f"create {path} with {size} bytes", lambda: _create(path, size), path.unlink),
-        *_pool_steps(path, superblock, record),
+        Step(f"create {path} with {size} bytes", file.fill, file.undo),
+        *_pool_steps(path, superblock, record, Consent(), None),
     ]
     return Plan(path, name, record.uuid, size, steps)
 
@@ -160,15 +162,17 @@ def plan_device(path: Path, *, name: str, shared: bool, consent: Consent) -> Pla
     backing = inspect(path)
     if backing.kind is not Kind.DEVDAX:
         raise ParameterError(f"{path} is a {backing.kind}, no devdax device", remedy="use --file for a file")
-    _check_contents(path, consent)
+    forgotten = _check_contents(path, consent)
     superblock = new_superblock(name, backing.size, shared=shared)
     record = Record(str(superblock.pool), name, str(path))
-    return Plan(path, name, record.uuid, backing.size, _pool_steps(path, superblock, record))
+    steps = _pool_steps(path, superblock, record, consent, forgotten)
+    return Plan(path, name, record.uuid, backing.size, steps)
 
 
 def plan_removal(path: Path, *, force: bool) -> Plan:
     """Unmake a pool and give back what provisioning took: its file, huge pages, mount."""
     opened = open_media(path, writable=True)
+    path = Path(os.path.realpath(path))
     try:
         superblock = read_superblock(opened.media).value
         try:
@@ -180,10 +184,7 @@ def plan_removal(path: Path, *, force: bool) -> Plan:
     finally:
         os.close(opened.fd)
     if tables and not force:
-        raise RefusedError(
-            f"pool {superblock.name} on {path} holds {len(tables)} tables: {', '.join(t.name for t in tables[:8])}",
-            remedy="remove them (`engramdax rm`), or say --force",
-        )
+        raise _still_holds(path, superblock, [t.name for t in tables])
     WriterLock(opened.backing, superblock.pool).release()
     if not force:
         _check_readers(opened.backing, superblock, remedy=UNREAD)
@@ -204,13 +205,26 @@ def plan_removal(path: Path, *, force: bool) -> Plan:
     return Plan(path, superblock.name, str(superblock.pool), superblock.size, steps)
 
 
-def _pool_steps(path: Path, superblock: Superblock, record: Record) -> list[Step]:
+def _still_holds(path: Path, superblock: Superblock, names: list[str]) -> RefusedError:
+    listed = ", ".join(names[:8]) + (" and more" if len(names) > 8 else "")
+    return RefusedError(
+        f"pool {superblock.name} on {path} holds {len(names)} tables: {listed}",
+        remedy="remove them (`engramdax rm`), or say --force",
+    )
+
+
+def _pool_steps(
+    path: Path, superblock: Superblock, record: Record, consent: Consent, forgotten: UUID | None
+) -> list[Step]:
+    """Give the last steps; `forgotten` is the pool that stood there before and is to be destroyed."""
+    forget = [Step("forget the pool that was there", lambda: forget_record(forgotten))] if forgotten else []
     return [
         Step(
             f"write the superblock and an empty directory of pool {superblock.name} to {path}",
-            lambda: _initialise(path, superblock),
+            lambda: _initialise(path, superblock, consent),
             lambda: _void(path, superblock, force=True),
         ),
+        *forget,
         Step(
             "remember the pool on this host",
             lambda: write_record(record),
@@ -219,32 +233,35 @@ def _pool_steps(path: Path, superblock: Superblock, record: Record) -> list[Step
     ]
 
 
-def _check_contents(path: Path, consent: Consent) -> None:
+def _check_contents(path: Path, consent: Consent) -> UUID | None:
+    """Refuse what must not be overwritten; give the uuid of a pool that may be."""
     opened = open_media(path, writable=False)
     try:
-        found = contents(opened.media)
-        if found.state is State.EMPTY:
-            return
-        if found.state is State.UNKNOWN and not consent.unknown:
-            raise RefusedError(
-                f"{path} is not empty: {found.what}",
-                remedy="if nobody needs them, say --overwrite-unknown",
-            )
-        if found.state in (State.POOL, State.RECOGNISED) and not consent.force:
-            raise RefusedError(f"{path} holds {found.what}", remedy="if nobody needs it, say --force to destroy it")
-        if found.state is State.POOL:
-            _check_not_in_use(opened)
+        _check_consent(opened, path, consent)
+        return _check_not_in_use(opened)
     finally:
         os.close(opened.fd)
 
 
-def _check_not_in_use(opened: Opened) -> None:
+def _check_consent(opened: Opened, path: Path, consent: Consent) -> None:
+    found = contents(opened.media, opened.fd)
+    if found.state is State.UNKNOWN and not consent.unknown:
+        raise RefusedError(
+            f"{path} is not empty: {found.what}",
+            remedy="if nobody needs them, say --overwrite-unknown",
+        )
+    if found.state in (State.POOL, State.RECOGNISED) and not consent.force:
+        raise RefusedError(f"{path} holds {found.what}", remedy="if nobody needs it, say --force to destroy it")
+
+
+def _check_not_in_use(opened: Opened) -> UUID | None:
     try:
         superblock = read_superblock(opened.media).value
     except FormatError:
-        return
+        return None
     WriterLock(opened.backing, superblock.pool).release()
     _check_readers(opened.backing, superblock, remedy="end its readers first")
+    return superblock.pool
 
 
 def _check_readers(backing: Backing, superblock: Superblock, *, remedy: str) -> None:
@@ -252,39 +269,69 @@ def _check_readers(backing: Backing, superblock: Superblock, *, remedy: str) -> 
         raise RefusedError(f"pool {superblock.name} on {backing.path} is open in {who}", remedy=remedy)
 
 
-def _create(path: Path, size: int) -> None:
-    made = not path.exists()
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-    status = os.fstat(fd)
-    before = status.st_size if stat.S_ISREG(status.st_mode) else size
-    try:
-        if not stat.S_ISREG(status.st_mode):
-            raise BackingError(f"{path} is no regular file")
-        os.ftruncate(fd, size)
-        # tmpfs decides on huge pages at the first touch of a mapping that asks for them.
-        backing = inspect(path)
-        if backing.kind is Kind.TMPFS:
-            backing.map(fd, writable=True).populate(0, size)
-        os.posix_fallocate(fd, 0, size)
-    except BaseException as e:
-        if made:
-            path.unlink(missing_ok=True)
-        elif before < size:
-            os.ftruncate(fd, before)
-        if isinstance(e, OSError):
-            raise BackingError(
-                f"cannot have {size} bytes in {path}: {e.strerror}",
-                remedy="free space or huge pages, or give a smaller --size",
-            ) from None
-        raise
-    finally:
-        os.close(fd)
+class _File:
+    """The file of a new pool. Two that provision one path at once must not take it from each other."""
+
+    def __init__(self, path: Path, size: int, *, exists: bool) -> None:
+        self._path = path
+        self._size = size
+        self._exists = exists
+        self._before = 0
+        self._inode: tuple[int, int] | None = None
+        """Device and inode, once this object has made or grown the file."""
+
+    def fill(self) -> None:
+        """Make the file, or take it as it is, and have all its space."""
+        flags = os.O_RDWR | os.O_CLOEXEC | (0 if self._exists else os.O_CREAT | os.O_EXCL)
+        try:
+            fd = os.open(self._path, flags, FILE_MODE)
+        except FileExistsError:
+            raise RefusedError(f"{self._path} was made by somebody else meanwhile", remedy="look at it first") from None
+        except OSError as e:
+            raise BackingError(f"cannot open {self._path}: {e.strerror}", remedy="give another --file") from None
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise BackingError(f"{self._path} is no regular file", remedy="give another --file")
+            self._before, self._inode = status.st_size, (status.st_dev, status.st_ino)
+            os.ftruncate(fd, self._size)
+            # tmpfs decides on huge pages at the first touch of a mapping that asks for them.
+            backing = inspect(self._path)
+            if backing.kind is Kind.TMPFS:
+                backing.map(fd, writable=True).populate(0, self._size)
+            os.posix_fallocate(fd, 0, self._size)
+        except BaseException as e:
+            self.undo()
+            if isinstance(e, OSError):
+                raise BackingError(
+                    f"cannot have {self._size} bytes in {self._path}: {e.strerror}",
+                    remedy="free space or huge pages, or give a smaller --size",
+                ) from None
+            raise
+        finally:
+            os.close(fd)
+
+    def undo(self) -> None:
+        """Leave the file as it was, if it still is the one that this object made or grew."""
+        try:
+            status = self._path.stat()
+        except OSError:
+            return
+        if (status.st_dev, status.st_ino) != self._inode:
+            return
+        if not self._exists:
+            self._path.unlink(missing_ok=True)
+        elif self._before < self._size:
+            os.truncate(self._path, self._before)
 
 
-def _initialise(path: Path, superblock: Superblock) -> None:
+def _initialise(path: Path, superblock: Superblock, consent: Consent) -> None:
     opened = open_media(path, writable=True)
     try:
-        initialise(opened.media, superblock, Host(host_id(), host_name()))
+        with WriterLock(opened.backing, superblock.pool, of=opened.fd):
+            # Whoever had the lock before may have made a pool here since the contents were looked at.
+            _check_consent(opened, path, consent)
+            initialise(opened.media, superblock, Host(host_id(), host_name()))
     finally:
         os.close(opened.fd)
     _log(f"provisioned pool {superblock.name} ({superblock.pool}) on {path}")
@@ -293,9 +340,13 @@ def _initialise(path: Path, superblock: Superblock) -> None:
 def _void(path: Path, superblock: Superblock, *, force: bool) -> None:
     opened = open_media(path, writable=True)
     try:
-        with WriterLock(opened.backing, superblock.pool):
-            if not force:  # somebody may have opened it meanwhile
-                _check_readers(opened.backing, superblock, remedy=UNREAD)
+        with WriterLock(opened.backing, superblock.pool, of=opened.fd):
+            # Somebody may have come meanwhile: another pool, a table, a reader.
+            found = read_superblock(opened.media).value
+            if found.pool != superblock.pool:
+                raise RefusedError(f"{path} holds another pool now, {found.name} ({found.pool})", remedy="look again")
+            if not force:
+                _check_unneeded(opened, superblock, path)
             void_superblocks(opened.media, superblock)
             void_slots(opened.media, superblock)
     finally:
@@ -303,6 +354,18 @@ def _void(path: Path, superblock: Superblock, *, force: bool) -> None:
     _log(f"voided pool {superblock.name} ({superblock.pool}) on {path}")
 
 
+def _check_unneeded(opened: Opened, superblock: Superblock, path: Path) -> None:
+    try:
+        tables = read_directory(opened.media, superblock).value.published()
+    except FormatError:
+        tables = []
+    if tables:
+        raise _still_holds(path, superblock, [t.name for t in tables])
+    _check_readers(opened.backing, superblock, remedy=UNREAD)
+
+
 def _log(message: str) -> None:
+    # A path may be no UTF-8, which syslog takes no other text than.
+    text = message.encode("utf-8", "backslashreplace").decode()
     syslog.openlog("engramdax", syslog.LOG_PID)
-    syslog.syslog(syslog.LOG_NOTICE, message)
+    syslog.syslog(syslog.LOG_NOTICE, text)

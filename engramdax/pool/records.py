@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -58,19 +59,31 @@ def write_record(record: Record) -> None:
 def read_records() -> list[Record]:
     """Give all that this user can read, those of root included."""
     found: dict[str, Record] = {}
-    places = [state_dir()] if os.environ.get("ENGRAMDAX_STATE_DIR") else [SYSTEM_STATE, state_dir()]
+    places = [] if os.environ.get("ENGRAMDAX_STATE_DIR") else [SYSTEM_STATE]
+    with suppress(BackingError):  # a user without a home has none of his own
+        places.append(state_dir())
     for place in places:
         try:
             paths = sorted((place / "pools").glob("*.json"))
         except OSError:  # another user's, who keeps it to himself
             continue
         for path in paths:
-            try:
-                record = Record(**json.loads(path.read_text()))
-            except (OSError, ValueError, TypeError):  # a damaged record costs a name, not the pool
-                continue
-            found[record.uuid] = record
+            if record := _read_record(path):
+                found[record.uuid] = record
     return list(found.values())
+
+
+def _read_record(path: Path) -> Record | None:
+    """Give a record; None for a damaged one, which costs a name and not the pool."""
+    try:
+        record = Record(**json.loads(path.read_text()))
+        os.fsencode(record.path)
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+    texts = (record.uuid, record.name, record.path, record.mount)
+    counts = (record.huge_page_bytes, record.huge_pages)
+    right = all(type(t) is str for t in texts) and all(type(n) is int and n >= 0 for n in counts)
+    return record if right and "\0" not in record.path else None
 
 
 def record_of(pool: UUID) -> Record | None:

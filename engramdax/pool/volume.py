@@ -72,7 +72,8 @@ def _read_copy(media: Media, place: int) -> Superblock | FormatError:
     try:
         return Superblock.from_bytes(media.load(place, SUPERBLOCK_BYTES), media_bytes=media.size)
     except FormatError as e:
-        return e
+        # Its traceback would hold the frames, and they the mapping, until the garbage collector comes by.
+        return e.with_traceback(None)
 
 
 def write_superblock(media: Media, superblock: Superblock) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from crc32c import crc32c
 
 from engramdax.errors import FormatError, RefusedError
-from engramdax.format.directory import PUBLISHED, HotList, Retired, TableEntry
+from engramdax.format.directory import MAX_GENERATION, PUBLISHED, HotList, Retired, TableEntry
 from engramdax.format.geometry import LINE
 from engramdax.host import host_id
 from engramdax.locks import WriterLock, pinned_before
@@ -49,8 +49,10 @@ class Writer:
         self._lock: WriterLock | None = None
         try:
             self.superblock = read_superblock(self.media).value
-            self._lock = WriterLock(self.backing, self.superblock.pool)
+            self._lock = WriterLock(self.backing, self.superblock.pool, of=self.fd)
             self._check_writable()
+            # A hole in a file would be a SIGBUS on a full disk, in the middle of a publication.
+            reserve(self.backing, self.fd, self.superblock.geometry.metadata())
             # Nobody publishes while the lock is held, so what is bad now stays bad.
             found = read_directory(self.media, self.superblock, patient=False)
             self.directory = found.value
@@ -86,6 +88,11 @@ class Writer:
 
         A publication that fails has used its generation up: a reader may have seen it in one of the slots.
         """
+        if self._generation + 1 >= MAX_GENERATION:
+            raise FormatError(
+                f"{self.path}: generation {self._generation} is the last one there is",
+                remedy="the directory is damaged: copy the tables out and provision anew",
+            )
         self._generation += 1
         directory = replace(self.directory, generation=self._generation, **changes)
         publish(self.media, self.superblock, directory)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from engramdax.errors import SourceError
 from engramdax.files import replace_file
-from engramdax.trace.archive import UNREADABLE
+from engramdax.trace.archive import opened_arrays
 from engramdax.trace.counts import HotRows
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ class HotList:
             )
 
 
-def write_hot_list(path: Path, hot_list: HotList) -> None:
-    """Write a list to `path`, as a whole or not at all."""
+def write_hot_list(path: Path, hot_list: HotList, *, pool: Path | None = None) -> None:
+    """Write a list to `path`, as a whole or not at all; errors as of `replace_file`."""
     arrays: dict[str, Any] = {
         "row_ids": hot_list.hot.row_ids,
         "counts": hot_list.hot.counts,
@@ -63,22 +63,18 @@ def write_hot_list(path: Path, hot_list: HotList) -> None:
         "rows": np.int64(hot_list.rows),
         "heads": hot_list.heads,
     }
-    replace_file(path, lambda file: np.savez(file, **arrays), remedy="give another --out")
+    replace_file(path, lambda file: np.savez(file, **arrays), pool=pool, remedy="give another --out")
 
 
 def read_hot_list(path: Path) -> HotList:
     """Read and check a list; SourceError for what is none."""
     again = "make one with `engramdax trace`"
-    try:
-        # numpy leaves a file open that it opened and found to be no archive.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            if missing := [name for name in FIELDS if name not in archive]:
-                raise SourceError(f"{path} is no hot list: it lacks {', '.join(missing)}", remedy=again)
-            ids, counts, accesses, rows, heads = (archive[name] for name in FIELDS)
-    except FileNotFoundError:
-        raise SourceError(f"{path} does not exist", remedy="`engramdax trace` makes a hot list") from None
-    except UNREADABLE as e:
-        raise SourceError(f"{path} is no hot list, or is cut off: {e}", remedy=again) from None
+    with opened_arrays(path, "hot list, or is cut off", remedy=again) as archive:
+        if isinstance(archive, np.ndarray):
+            raise SourceError(f"{path} is no hot list: it holds a single array, no archive", remedy=again)
+        if missing := [name for name in FIELDS if name not in archive]:
+            raise SourceError(f"{path} is no hot list: it lacks {', '.join(missing)}", remedy=again)
+        ids, counts, accesses, rows, heads = (archive[name] for name in FIELDS)
     vectors = ids.ndim == counts.ndim == heads.ndim == 1 and ids.size == counts.size > 0
     if (
         not vectors
@@ -89,8 +85,13 @@ def read_hot_list(path: Path) -> HotList:
         raise SourceError(f"{path} holds no list of rows", remedy=again)
     if int(ids.min()) < 0 or int(ids.max()) >= rows or np.unique(ids).size != ids.size:
         raise SourceError(f"{path} lists rows twice or outside 0 to {rows - 1}", remedy="make it anew")
-    if (np.diff(counts) > 0).any() or counts[-1] < 1:
+    if (counts[1:] > counts[:-1]).any() or counts[-1] < 1:
         raise SourceError(f"{path} is not in falling order of its counts", remedy="make it anew")
-    if counts.sum() > accesses or heads.sum() != rows:
+    if _total(counts) > accesses or (heads < 1).any() or _total(heads) != rows:
         raise SourceError(f"{path} counts more reads, or other rows, than it says in all", remedy="make it anew")
     return HotList(HotRows(ids, counts, int(accesses)), int(rows), heads)
+
+
+def _total(values: npt.NDArray[np.int64]) -> int:
+    """Give the exact sum, by halves of the numbers: numpy's own wraps around."""
+    return (int((values >> 32).sum()) << 32) + int((values & 0xFFFFFFFF).sum())

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engramdax.errors import ParameterError, SourceError
-from engramdax.trace.archive import UNREADABLE
+from engramdax.trace.archive import opened_arrays, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 TEXT_PIECE: Final = 1 << 20
 """Characters that are tokenized at a time, at the end of a line."""
+
+WHAT: Final = "token trace"
+KINDS: Final = "give text, .npy or .npz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +99,16 @@ def read_traces(paths: Sequence[Path], *, tokenizer: Tokenizer | None = None) ->
 
 
 def _read(path: Path, tokenizer: Tokenizer | None) -> Trace:
+    if path.suffix == ".npz":
+        return _read_npz(path)
+    if path.suffix == ".npy":
+        with opened_arrays(path, WHAT, remedy=KINDS) as array:
+            tokens = _vector(path, "its array", array)
+        return Trace(tokens, np.array([0, tokens.size]), compressed=False)
     try:
-        if path.suffix == ".npz":
-            return _read_npz(path)
-        if path.suffix == ".npy":
-            with path.open("rb") as file:
-                tokens = _vector(path, "its array", np.load(file, allow_pickle=False))
-            return Trace(tokens, np.array([0, tokens.size]), compressed=False)
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise SourceError(f"{path} does not exist", remedy="check the path") from None
-    except UNREADABLE as e:
-        raise SourceError(f"{path} is no token trace: {e}", remedy="give text, .npy or .npz") from None
+    except (OSError, ValueError) as e:
+        raise unreadable(path, WHAT, e, remedy=KINDS) from None
     if tokenizer is None:
         raise ParameterError(f"{path} is text", remedy="give the model's --tokenizer tokenizer.json")
     pieces = [np.array(tokenizer.encode(piece, add_special_tokens=False).ids, np.int32) for piece in _pieces(text)] or [
@@ -118,7 +119,9 @@ def _read(path: Path, tokenizer: Tokenizer | None) -> Trace:
 
 
 def _read_npz(path: Path) -> Trace:
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+    with opened_arrays(path, WHAT, remedy=KINDS) as archive:
+        if isinstance(archive, np.ndarray):
+            raise SourceError(f"{path} holds a single array, no archive", remedy="name it .npy")
         names = [name for name in ("token_ids", "compressed_ids") if name in archive]
         if len(names) != 1:
             raise SourceError(
@@ -131,9 +134,10 @@ def _read_npz(path: Path) -> Trace:
         starts = np.array([0, tokens.size])
     else:
         starts = np.cumsum(np.insert(lengths.astype(np.int64), 0, 0))
-        if (lengths < 0).any() or starts[-1] != tokens.size:
+        # A sum beyond int64 is negative where it first is.
+        if (lengths < 0).any() or (starts < 0).any() or starts[-1] != tokens.size:
             raise SourceError(
-                f"{path}: doc_lengths add up to {starts[-1]}, but there are {tokens.size} tokens",
+                f"{path}: doc_lengths add up to {sum(lengths.tolist())}, but there are {tokens.size} tokens",
                 remedy="give the length of each sequence in doc_lengths, or leave it out",
             )
     return Trace(tokens, starts, compressed=names[0] == "compressed_ids")

@@ -111,6 +111,7 @@ def test_file_that_is_no_pool_is_refused(command: Command, rows: Path, tmp_path:
 def test_link_into_nothing_is_refused(command: Command, rows: Path, tmp_path: Path) -> None:
     path = tmp_path / "link.pool"
     path.symlink_to(tmp_path / "absent")
+    command("provision", "--file", path, "--size", "16M").failed(1, f"{path} is a link into nothing")
     failed_alike(command, path, rows, 1, "does not exist")
 
 

@@ -156,6 +156,8 @@ def test_table_with_its_addressing_stands_for_the_config(
     out = tmp_path / "hot.npz"
     by_table = command("trace", *files, "--table", "m/layers.3", "--json", "--out", out).json()
     assert by_table == traced("--layer", 3, "--json").json()
+    told = command("info", "m/layers.3", "--pool", layer_pool).succeeded().out
+    assert "addressing  layer id 3, orders " in told
     command("hot", "set", "m/layers.3", out, "--pool", layer_pool).succeeded()
     with engramdax.open(layer_pool) as pool:
         np.testing.assert_array_equal(pool["m/layers.3"].hot, read_hot_list(out).hot.row_ids)

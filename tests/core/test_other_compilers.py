@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.unsanitized
+
 CORE = Path(__file__).resolve().parents[2] / "c"
 UNITS = sorted(CORE.glob("*.c"))
 WARNINGS = ["-std=c11", "-O3", "-Wall", "-Wextra", "-Werror"]

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 from crc32c import crc32c
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_pool import (
     GEOMETRY,
@@ -292,7 +292,7 @@ def nodes(value: Any) -> list[tuple[Any, Any]]:
     return [pair for key in keys for pair in [(value, key), *nodes(value[key])]]
 
 
-@settings(max_examples=400)
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])  # the first draw builds tables
 @given(data=st.data())
 def test_any_payload_under_right_checksums_is_a_directory_or_a_format_error(data: st.DataObject) -> None:
     value = copy.deepcopy(payload())

@@ -126,6 +126,7 @@ def truncate_under_gathers(shrinking: Shrinking, threads: int, rounds: int) -> i
     return hits
 
 
+@pytest.mark.unsanitized  # half a minute
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
 def test_truncated_under_a_running_gather(shrinking: Shrinking, workers: Callable, threads: int):
     workers(threads)

@@ -45,7 +45,7 @@ def test_chosen_extents_are_free_disjoint_and_large_enough(taken: list[Extent], 
     try:
         chosen = allocate(free, lengths, UNIT)
     except SpaceError:
-        needed = f"{sum(lengths)} bytes are needed, {sum(f.length for f in free)} are free"
+        needed = f"{sum(lengths)} bytes are needed, the largest piece {max(lengths)}; {sum(f.length for f in free)} bytes are free"
         with pytest.raises(SpaceError, match=needed):
             allocate(free, lengths, UNIT)
         return
@@ -79,10 +79,10 @@ def test_the_error_tells_needed_free_and_largest() -> None:
     with pytest.raises(SpaceError) as caught:
         allocate([Extent(0, 2 * UNIT), Extent(8 * UNIT, 3 * UNIT)], [4 * UNIT], UNIT)
     assert caught.value.problem == (
-        "no room for 4096 bytes in one piece: 4096 bytes are needed, 5120 are free, the largest free extent has 3072"
+        "no room: 4096 bytes are needed, the largest piece 4096; 5120 bytes are free, the largest free extent has 3072"
     )
 
 
 def test_a_full_pool_says_so() -> None:
-    with pytest.raises(SpaceError, match="0 are free, the largest free extent has 0"):
+    with pytest.raises(SpaceError, match="0 bytes are free, the largest free extent has 0"):
         allocate([], [1], UNIT)
