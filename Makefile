@@ -9,13 +9,13 @@ CORE := engramdax/_core.abi3.so
 CORE_SOURCES := $(wildcard c/*.c c/*.h c/core.cdef c/build.py)
 SANITIZERS := address,undefined
 
-.PHONY: demo test lint sanitize bench wheel tools clean
+.PHONY: demo test lint sanitize tsan bench wheel tools tools-for-tests clean
 
 demo: $(VENV)/.demo
 	$(BIN)/engramdax demo
 
 # The tests that need minutes are part of it; `$(BIN)/pytest` alone leaves them out.
-test: $(VENV)/.test lint wheel sanitize
+test: $(VENV)/.test lint wheel sanitize tsan
 	ENGRAMDAX_KILLS=200 $(BIN)/pytest -m ""
 
 lint: $(VENV)/.test
@@ -27,6 +27,10 @@ lint: $(VENV)/.test
 # The tests of everything that runs in C, under AddressSanitizer and UBSan.
 sanitize: $(VENV)/.test
 	PYTHON=$(BIN)/python tools/sanitize $(SANITIZERS)
+
+# The team of workers under ThreadSanitizer; left out where there is no clang and we may not install it.
+tsan:
+	tools/tsan || [ $$? = 77 ]
 
 bench: $(VENV)/.test
 	$(BIN)/pytest tests/bench --benchmark-only
@@ -41,6 +45,9 @@ wheel: $(VENV)/.test
 tools:
 	tools/prepare
 
+tools-for-tests:
+	tools/prepare tests
+
 $(BIN)/python: | tools
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
@@ -49,7 +56,7 @@ $(VENV)/.demo: pyproject.toml $(CORE_SOURCES) | $(BIN)/python
 	$(BIN)/pip install --quiet --editable '.[demo]'
 	touch $@
 
-$(VENV)/.test: pyproject.toml $(CORE_SOURCES) | $(BIN)/python
+$(VENV)/.test: pyproject.toml $(CORE_SOURCES) | $(BIN)/python tools-for-tests
 	$(BIN)/pip install --quiet --editable '.[demo]' --group test --group lint
 	touch $@
 

@@ -26,6 +26,9 @@ from loaded import Loaded
 import engramdax
 from engramdax.errors import PoisonedRowsError
 
+# Each fault is a jump, for which AddressSanitizer clears the stack: minutes for the thousands here.
+pytestmark = pytest.mark.unsanitized
+
 PAGE = mmap.PAGESIZE
 ROUNDS = int(os.environ.get("ENGRAMDAX_ROUNDS", "40"))
 
@@ -126,7 +129,6 @@ def truncate_under_gathers(shrinking: Shrinking, threads: int, rounds: int) -> i
     return hits
 
 
-@pytest.mark.unsanitized  # half a minute
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
 def test_truncated_under_a_running_gather(shrinking: Shrinking, workers: Callable, threads: int):
     workers(threads)

@@ -45,7 +45,8 @@ def test_chosen_extents_are_free_disjoint_and_large_enough(taken: list[Extent], 
     try:
         chosen = allocate(free, lengths, UNIT)
     except SpaceError:
-        needed = f"{sum(lengths)} bytes are needed, the largest piece {max(lengths)}; {sum(f.length for f in free)} bytes are free"
+        left = sum(f.length for f in free)
+        needed = f"{sum(lengths)} bytes are needed, the largest piece {max(lengths)}; {left} bytes are free"
         with pytest.raises(SpaceError, match=needed):
             allocate(free, lengths, UNIT)
         return
