@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +14,7 @@ from engramdax.bench.scratch import TABLE, scratch_pool
 from engramdax.errors import CudaError, ParameterError
 from engramdax.format.layout import V41_ROW, RowLayout
 from engramdax.ngram import Hasher, Layout
+from engramdax.ngram.config import read_layout
 from engramdax.pool.loader import Load, load_tables
 from engramdax.pool.pool import Pool
 from engramdax.pool.writer import Writer
@@ -134,7 +134,7 @@ def _layout(plan: Plan, trace: Trace) -> Layout:
     if not trace.compressed:
         raise ParameterError(f"{plan.trace} holds raw token ids", remedy="give a trace of compressed_ids")
     if plan.config is not None:
-        return Layout.from_config(json.loads(plan.config.read_text()), token_map=None)
+        return read_layout(plan.config, token_map=None)
     heads = plan.size // V41_ROW.row_bytes // 24
     vocab = max(99_092, int(trace.tokens.max()) + 1)
     return Layout.make(

@@ -12,11 +12,11 @@ import os
 import threading
 from functools import cache
 from importlib import resources
-from pathlib import Path
 from typing import Any, Final
 
 from engramdax.cuda.driver import bindings, checked, use
 from engramdax.errors import CudaError
+from engramdax.host import cache_dir
 
 OPTIONS: Final = ("--std=c++17", "-default-device")
 """No --use_fast_math and no -ftz: bits count."""
@@ -43,7 +43,7 @@ def compile_kernels(architecture: str) -> bytes:
         raise CudaError(f"NVRTC is not installed: {e}", remedy="pip install 'engramdax[cuda]'") from None
     text = source()
     digest = hashlib.sha256(b"\0".join([text, repr((version, OPTIONS)).encode()])).hexdigest()[:24]
-    path = _cache_dir() / f"{architecture}-{digest}.cubin"
+    path = cache_dir() / "kernels" / f"{architecture}-{digest}.cubin"
     try:
         return path.read_bytes()
     except OSError:
@@ -94,10 +94,6 @@ def function(device: int, name: str) -> int:
     with _mutex:
         module = _module(device)
     return int(checked(driver.cuModuleGetFunction(module, name.encode()), f"there is no kernel {name}"))
-
-
-def _cache_dir() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "engramdax" / "kernels"
 
 
 def _nvrtc(returned: tuple[Any, ...], what: str) -> Any:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import numpy as np
@@ -282,3 +283,32 @@ def test_pool_that_another_host_writes_can_be_read_and_not_written(command: Comm
         command("verify", "--pool", pool).succeeded()
         for arguments in (["rm", "kept"], ["load", rows]):
             command(*arguments, "--pool", pool).failed(3, "is written by host elsewhere", "run this on elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ({}, "unknown"),
+        ({"kind": 5, "files": [{"path": "a\x1b[2J\nb"}], "tensors": ["t"]}, r"5, a\x1b[2J\x0ab, t"),
+        ({"kind": "npy", "files": [{"path": "caf\udcff"}, {}, 7, None]}, r"npy, caf\xdcff"),
+        ({"kind": "raw", "files": {"path": "x"}, "tensors": "abc"}, "raw"),
+        ({"kind": "raw", "files": None, "tensors": 3}, "raw"),
+        ({"kind": ["x"], "files": [], "tensors": [None, {}]}, "['x'], None, {}"),
+    ],
+)
+def test_odd_description_of_a_source_is_told_on_one_printable_line(
+    command: Command, pool: Path, source: dict[str, Any], told: str
+) -> None:
+    found = directory_of(pool)
+    write_slots(pool, replace(found, tables=tuple(replace(t, source=source) for t in found.tables)))
+    lines = command("info", "kept", "--pool", pool).succeeded().out.splitlines()
+    assert all(line.isprintable() for line in lines)
+    assert [line.split(maxsplit=1)[1] for line in lines if line.startswith("source")] == [told]
+    assert command("info", "kept", "--pool", pool, "--json").json()["source"] == source
+
+
+def test_time_of_making_that_no_calendar_has_is_told_as_a_number(command: Command, pool: Path) -> None:
+    for created in (1 << 62, (1 << 64) - 1, 1 << 40):
+        write_superblocks(pool, replace(superblock_of(pool), created=created))
+        lines = command("info", "--pool", pool).succeeded().out.splitlines()
+        assert [line.split()[1] for line in lines if line.startswith("created")] == [str(created)]

@@ -89,6 +89,36 @@ def truncated(path: Path) -> None:
     os.truncate(path, 400)
 
 
+def header_cut_off(path: Path) -> None:
+    path.write_bytes(b"\x93NUMPY\x01\x00\x0b\x00{'descr': (")
+
+
+def header_badly_indented(path: Path) -> None:
+    path.write_bytes(b"\x93NUMPY\x01\x00\x06\x00  {\n 1")
+
+
+def header_of_brackets(path: Path) -> None:
+    path.write_bytes(b"\x93NUMPY\x01\x00\x28\x23" + b"(" * 9000)
+
+
+def shape_of_no_numbers(path: Path) -> None:
+    header = b"{'descr': '<i8', 'fortran_order': False, 'shape': (2, True, 1e9,)}"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+
+
+def shape_beyond_memory(path: Path) -> None:
+    header = b"{'descr': '<i8', 'fortran_order': False, 'shape': (1152921504606846000,)}"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+
+
+def zip_of_nothing(path: Path) -> None:
+    path.write_bytes(b"PK\3\4" + bytes(100))
+
+
+def directory(path: Path) -> None:
+    path.mkdir()
+
+
 def words(path: Path) -> None:
     path.write_text("1 2 3\n")
 
@@ -101,7 +131,13 @@ def absent(path: Path) -> None:
     assert not path.exists()
 
 
-@pytest.mark.parametrize("make", [objects, archive, truncated, words, nothing, absent])
+@pytest.mark.parametrize(
+    "make",
+    [
+        objects, archive, truncated, words, nothing, absent, header_cut_off, header_badly_indented,
+        header_of_brackets, shape_of_no_numbers, shape_beyond_memory, zip_of_nothing, directory,
+    ],
+)  # fmt: skip
 def test_file_without_ids_is_refused(
     command: Command, pool: Path, tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
@@ -111,6 +147,7 @@ def test_file_without_ids_is_refused(
         outcome = command("gather", "kept", "--ids", ids, "--out", tmp_path / "o", "--pool", pool)
     outcome.failed(1, str(ids))
     assert "pickle" not in outcome.err
+    assert "Errno" not in outcome.err
     assert not (tmp_path / "o").exists()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import engramdax
 from engramdax.errors import DamagedTableError
 from engramdax.pool.writer import Writer
 from engramdax.trace.counts import HotRows
-from engramdax.trace.hotlist import HotList, write_hot_list
+from engramdax.trace.hotlist import FIELDS, HotList, write_hot_list
 
 Command = Callable[..., Outcome]
 
@@ -178,7 +179,7 @@ def nothing(path: Path) -> tuple[str, ...]:
 def plain_vector(path: Path) -> tuple[str, ...]:
     with path.open("wb") as file:
         np.save(file, np.arange(3))
-    return (f"{path} is no hot list",)
+    return (f"{path} is no hot list: it holds a single array, no archive", "make one with `engramdax trace`")
 
 
 def fields_missing(path: Path) -> tuple[str, ...]:
@@ -232,6 +233,58 @@ def more_than_all(path: Path) -> tuple[str, ...]:
     return ("counts more reads",)
 
 
+def counts_beyond_int64(path: Path) -> tuple[str, ...]:
+    change(path, counts=np.array([1 << 62] * 4 + [1]), accesses=np.int64(10))
+    return ("counts more reads",)
+
+
+def count_above_all(path: Path) -> tuple[str, ...]:
+    change(path, counts=np.array([2**63 - 1, 2**63 - 1, 2, 1, 1]), accesses=np.int64(100))
+    return ("counts more reads",)
+
+
+def falling_past_int64(path: Path) -> tuple[str, ...]:
+    change(path, counts=np.array([-(2**63), 2**63 - 1, 3, 2, 1]), accesses=np.int64(2**63 - 1))
+    return ("not in falling order",)
+
+
+def no_reads(path: Path) -> tuple[str, ...]:
+    change(path, accesses=np.int64(-5))
+    return ("counts more reads",)
+
+
+def negative_heads(path: Path) -> tuple[str, ...]:
+    change(path, heads=np.array([600, -100]))
+    return ("counts more reads, or other rows",)
+
+
+def heads_beyond_int64(path: Path) -> tuple[str, ...]:
+    change(path, heads=np.array([1 << 62] * 4 + [500]))
+    return ("counts more reads, or other rows",)
+
+
+def header_of_nonsense(path: Path) -> tuple[str, ...]:
+    spoilt_header(path, b"{'descr': (")
+    return (f"{path} is no hot list",)
+
+
+def header_badly_indented(path: Path) -> tuple[str, ...]:
+    spoilt_header(path, b"  {\n 1")
+    return (f"{path} is no hot list",)
+
+
+def header_of_brackets(path: Path) -> tuple[str, ...]:
+    spoilt_header(path, b"(" * 9000)
+    return (f"{path} is no hot list",)
+
+
+def spoilt_header(path: Path, header: bytes) -> None:
+    """Make an archive of which each member has this header."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in FIELDS:
+            archive.writestr(f"{name}.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+
+
 def of_another_table(path: Path) -> tuple[str, ...]:
     write_list(path, [1, 2], (100, 151, 250))
     return ("table of 501 rows in 3 heads, t has 500 in as many heads of other sizes", "for this table's model")
@@ -247,6 +300,8 @@ def of_other_heads(path: Path) -> tuple[str, ...]:
     [
         absent, cut_off, cut_in_half, damaged, words, nothing, plain_vector, fields_missing, rows_twice, rows_outside,
         rows_negative, no_rows, fewer_counts, other_types, rising, more_than_all, of_another_table, of_other_heads,
+        counts_beyond_int64, count_above_all, falling_past_int64, no_reads, negative_heads, heads_beyond_int64,
+        header_of_nonsense, header_badly_indented, header_of_brackets,
     ],
 )  # fmt: skip
 def test_file_that_is_no_list_of_this_table_is_refused(

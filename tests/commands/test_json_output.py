@@ -38,8 +38,8 @@ def test_load_and_rm(command: Command, pool: Path, tmp_path: Path) -> None:
 
 def test_ls(command: Command, pool: Path) -> None:
     listed = command("ls", "--pool", pool, "--json").json()
-    assert set(listed) == {"pool", "tables", "free", "largest_free_extent", "waiting_for_readers"}
-    assert (listed["pool"], listed["waiting_for_readers"]) == ("shelf", 0)
+    assert set(listed) == {"pool", "tables", "free", "largest_free_extent", "waiting_for_readers", "unfinished"}
+    assert (listed["pool"], listed["waiting_for_readers"], listed["unfinished"]) == ("shelf", 0, 0)
     assert listed["free"] == listed["largest_free_extent"] == 8 * MIB
     (table,) = listed["tables"]
     assert set(table) == TABLE_KEYS

@@ -148,3 +148,9 @@ def test_space_of_a_table_that_is_read_waits_for_its_readers(
     np.save(pool.parent / "next.npy", kept)
     command("load", pool.parent / "next.npy", "--pool", pool).succeeded()
     assert command("ls", "--json", "--pool", pool).json()["waiting_for_readers"] == 0
+
+
+def test_checkpoint_that_does_not_exist_is_named(command: Command, pool: Path, tmp_path: Path) -> None:
+    for options in (("--engram",), ("--tensor", "t")):
+        outcome = command("load", tmp_path / "flash", *options, "--pool", pool)
+        outcome.failed(1, f"{tmp_path / 'flash'}: no such file or directory")

@@ -203,6 +203,12 @@ def test_config_of_no_engram_model_is_refused(command: Command, file: Path, toke
     command(*arguments).failed(1, f"{config} does not exist")
     config.write_text("{")
     command(*arguments).failed(1, f"{config} cannot be read")
+    for text in ("[" * 100_000, '{"a":' * 100_000):
+        config.write_text(text)
+        command(*arguments).failed(1, f"{config} cannot be read")
+    command("trace", file, "--config", tmp_path, "--token-map", token_map).failed(
+        1, f"{tmp_path} cannot be read: Is a directory; take"
+    )
     config.write_text("[]")
     command(*arguments).failed(1, f"{config}: the config is a list")
     config.write_text(json.dumps({"hidden_size": 7}))
@@ -223,7 +229,7 @@ def test_config_of_no_engram_model_is_refused(command: Command, file: Path, toke
         (("--split", 0.00001), 2, "leaves nothing"),
         (("--out", "hot.npz"), 2, "would hold 2 layers"),
         (("--out", "/nowhere/hot{layer}.npz"), 1, "there is no directory /nowhere"),
-        (("--table", "t"), 2, "either --config or --table"),
+        (("--table", "t"), 2, "--config and --table were both given"),
     ],
 )
 def test_option_that_makes_no_sense_is_refused(traced: Command, options: tuple[Any, ...], code: int, said: str) -> None:
@@ -237,7 +243,13 @@ def test_what_is_needed_is_asked_for(command: Command, file: Path, config: Path,
 
 
 def test_map_or_tokenizer_that_is_none_is_refused(command: Command, file: Path, config: Path, tmp_path: Path) -> None:
-    for name, content in (("map.npy", b"x"), ("map.npz", b""), ("cut.npz", b"PK\3\4")):
+    for name, content in (
+        ("map.npy", b"x"),
+        ("map.npz", b""),
+        ("cut.npz", b"PK\3\4"),
+        ("open.npy", b"\x93NUMPY\x01\x00\x0b\x00{'descr': ("),
+        ("indented.npy", b"\x93NUMPY\x01\x00\x06\x00  {\n 1"),
+    ):
         (tmp_path / name).write_bytes(content)
         outcome = command("trace", file, "--config", config, "--token-map", tmp_path / name)
         outcome.failed(1, f"{tmp_path / name} is no token map")

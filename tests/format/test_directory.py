@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import struct
 from dataclasses import replace
 from typing import Any
@@ -186,6 +187,14 @@ def test_generations_that_cannot_be_pinned_are_refused() -> None:
         ({"hot": HOT | {"rows": 1024}}, "impossible hot list"),
         ({"hot": HOT | {"id_bytes": 5}}, "impossible hot list"),
         ({"hot": [16384, 1024]}, "no directory in it"),
+        ({"hot": HOT | {"served": [[1, 10**400]]}}, "where a share belongs"),
+        ({"hot": HOT | {"served": [[1, 1.5]]}}, "1.5 where a share belongs"),
+        ({"hot": HOT | {"served": [[1, -0.5]]}}, "-0.5 where a share belongs"),
+        ({"hot": HOT | {"served": [[1, math.nan]]}}, "nan where a share belongs"),
+        ({"hot": HOT | {"served": [[1, math.inf]]}}, "inf where a share belongs"),
+        ({"hot": HOT | {"served": [[1, "0.5"]]}}, "'0.5' where a share belongs"),
+        ({"hot": HOT | {"served": [[1, True]]}}, "True where a share belongs"),
+        ({"hot": HOT | {"served": [[10**400, 0.5]]}}, "where a count belongs"),
         ({"name": "d"}, "names a table twice"),
     ],
 )

@@ -342,8 +342,8 @@ def test_tables_stay_bit_exact_while_another_process_removes_them_and_loads_othe
                 # All space that was retired since the oldest pin waits for it: let go of everything at times.
                 del held[: chance.randint(1, 3)]
         loaded, _ = map(int, churn.hear().split())
-    assert loaded > 20
-    assert len(seen) > 5
+    assert loaded > 5  # the churn ends by the clock, whatever the machine gets done
+    assert len(seen) > 1
     assert all(table.verify() == [] for table, _ in held)
     pool.close()
 

@@ -158,6 +158,22 @@ def lengths_negative(path):
     return path.with_suffix(".npz")
 
 
+def lengths_beyond_int64(path):
+    lengths = np.array([1 << 62] * 4 + [4])
+    np.savez(path.with_suffix(".npz"), token_ids=np.arange(4), doc_lengths=lengths)
+    return path.with_suffix(".npz")
+
+
+def header_cut_off(path):
+    path.with_suffix(".npy").write_bytes(b"\x93NUMPY\x01\x00\x0b\x00{'descr': (")
+    return path.with_suffix(".npy")
+
+
+def header_badly_indented(path):
+    path.with_suffix(".npy").write_bytes(b"\x93NUMPY\x01\x00\x06\x00  {\n 1")
+    return path.with_suffix(".npy")
+
+
 def no_utf8(path):
     path.with_suffix(".txt").write_bytes(b"\xff\xfe\xff")
     return path.with_suffix(".txt")
@@ -177,7 +193,7 @@ def directory(path):
     [
         floats, two_dimensional, huge, pickled, truncated_vector, truncated_archive, damaged_archive,
         vector_named_archive, archive_named_vector, other_archive, both_kinds, lengths_short, lengths_negative,
-        no_utf8, absent, directory,
+        lengths_beyond_int64, header_cut_off, header_badly_indented, no_utf8, absent, directory,
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_trace_is_refused_by_name(tmp_path, tokenizer, make):
