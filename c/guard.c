@@ -10,6 +10,8 @@
 #include <time.h>
 #include <ucontext.h>
 
+#include "media.h"
+
 _Thread_local struct ed_guard *volatile ed_armed_guard;
 
 // The handlers that were there before ours: when it was first installed, and when it was last put in front
@@ -171,6 +173,17 @@ int ed_copy_guarded(uint8_t *to, const uint8_t *from, uint64_t bytes, const uint
     if (!ED_GUARD_ARM(&guard))
         return -1;
     memcpy(to, from, bytes);
+    ed_guard_disarm();
+    return 0;
+}
+
+int ed_invalidate_guarded(const uint8_t *address, uint64_t length, const uint8_t *begin, const uint8_t *end)
+{
+    ed_guard_prepare();
+    struct ed_guard guard = {.begin = begin, .end = end};
+    if (!ED_GUARD_ARM(&guard))
+        return -1;
+    ed_invalidate(address, length);
     ed_guard_disarm();
     return 0;
 }

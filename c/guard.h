@@ -37,6 +37,10 @@ uint64_t ed_guard_advisories(void);
 // Copy `bytes` of a mapping [begin, end) that may fault; 0, or -1 if it did, and `to` is then undefined.
 int ed_copy_guarded(uint8_t *to, const uint8_t *from, uint64_t bytes, const uint8_t *begin, const uint8_t *end);
 
+// ed_invalidate() (media.h) of a part of a mapping that may fault, for which a flush needs a translation as a load
+// does; 0, or -1 if it did.
+int ed_invalidate_guarded(const uint8_t *address, uint64_t length, const uint8_t *begin, const uint8_t *end);
+
 // if (ED_GUARD_ARM(guard)) { loads; ed_guard_disarm(); } else { a load faulted, the guard is disarmed }
 // The signal mask is not saved: the handler runs with SA_NODEFER and restores what a handler before it changed.
 #define ED_GUARD_ARM(guard) (sigsetjmp((guard)->back, 0) == 0 ? (ed_armed_guard = (guard), 1) : 0)

@@ -63,10 +63,10 @@ def verify_blocks(
     """
     count = -(-rows.length // block)
     try:
-        stored = media.load(checksums.offset, count * 4)
+        stored: bytes | None = media.load(checksums.offset, count * 4)
     except UnreadableError:
-        stored = b""
-    if not stored or crc32c(stored) != checksums_crc:
+        stored = None
+    if stored is None or crc32c(stored) != checksums_crc:
         raise DamagedTableError(
             "the table's checksums are damaged themselves, so nothing can be said of its rows",
             remedy="remove the table and load it again",

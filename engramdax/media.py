@@ -82,9 +82,10 @@ class MappedMedia:
             os.fdatasync(self._sync_fd)
 
     def invalidate(self, offset: int, length: int) -> None:
-        """Forget what this CPU holds of the range."""
+        """Forget what this CPU holds of the range. Of memory that faults it holds nothing; a `load` says so."""
         self.mapping.check(offset, length)
-        lib.ed_invalidate(self._base + offset, length)
+        begin = self._base
+        lib.ed_invalidate_guarded(begin + offset, length, begin, begin + self.size)
 
     def load(self, offset: int, length: int) -> bytes:
         """Copy the range out; UnreadableError where its memory faults."""

@@ -148,9 +148,9 @@ class TableEntry:
             checksums=_extent(value["checksums"]),
             checksums_crc=_count(value["checksums_crc"]),
             heads=None if heads is None else tuple(_count(n) for n in heads),
-            source=dict(value["source"]),
+            source=_object(value["source"]),
             hot=None if value["hot"] is None else HotList.from_json(value["hot"]),
-            addressing=None if value["addressing"] is None else dict(value["addressing"]),
+            addressing=None if value["addressing"] is None else _object(value["addressing"]),
         )
         if entry.state not in (LOADING, PUBLISHED):
             raise FormatError(f"table {entry.name!r} is in an unknown state {entry.state!r}")
@@ -359,6 +359,12 @@ def _names_a_table(name: str) -> bool:
 def _count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 63:
         raise FormatError(f"the directory holds {value!r} where a count belongs")
+    return value
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r} is no JSON object")
     return value
 
 

@@ -7,6 +7,7 @@ import os
 import stat
 import syslog
 import time
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -277,8 +278,8 @@ class _File:
         self._size = size
         self._exists = exists
         self._before = 0
-        self._inode: tuple[int, int] | None = None
-        """Device and inode, once this object has made or grown the file."""
+        self._fd = -1
+        """What this object has made or grown, kept open so that its inode is no other file's meanwhile."""
 
     def fill(self) -> None:
         """Make the file, or take it as it is, and have all its space."""
@@ -293,7 +294,8 @@ class _File:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 raise BackingError(f"{self._path} is no regular file", remedy="give another --file")
-            self._before, self._inode = status.st_size, (status.st_dev, status.st_ino)
+            self._before, self._fd = status.st_size, os.dup(fd)
+            weakref.finalize(self, os.close, self._fd)
             os.ftruncate(fd, self._size)
             # tmpfs decides on huge pages at the first touch of a mapping that asks for them.
             backing = inspect(self._path)
@@ -314,10 +316,9 @@ class _File:
     def undo(self) -> None:
         """Leave the file as it was, if it still is the one that this object made or grew."""
         try:
-            status = self._path.stat()
+            if self._fd < 0 or not os.path.samestat(self._path.stat(), os.fstat(self._fd)):
+                return
         except OSError:
-            return
-        if (status.st_dev, status.st_ino) != self._inode:
             return
         if not self._exists:
             self._path.unlink(missing_ok=True)

@@ -101,6 +101,6 @@ def test_table_larger_than_the_free_space_is_refused_with_the_numbers(
     outcome.failed(
         1,
         f"{needed} bytes are needed",
-        f"{free['free']} are free",
+        f"{free['free']} bytes are free",
         f"the largest free extent has {free['largest_free_extent']}",
     )

@@ -142,7 +142,7 @@ def test_space_of_a_table_that_is_read_waits_for_its_readers(
         table = opened["kept"]
     outcome = command("rm", "kept", "--pool", pool).succeeded()
     assert "waits until no reader holds the table" in outcome.out
-    assert "4.0 MiB wait for readers" in command("ls", "--pool", pool).succeeded().out
+    assert "4.0 MiB of removed tables wait for readers" in command("ls", "--pool", pool).succeeded().out
     np.testing.assert_array_equal(table.gather(np.arange(500)), kept)
     del table
     np.save(pool.parent / "next.npy", kept)

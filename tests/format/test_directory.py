@@ -163,6 +163,8 @@ def test_generations_that_cannot_be_pinned_are_refused() -> None:
         ({"load": "x"}, "no directory in it"),
         ({"load": 5}, "no directory in it"),
         ({"source": 5}, "no directory in it"),
+        ({"source": [["kind", "raw"]]}, "no directory in it"),
+        ({"addressing": [[None, None]]}, "no directory in it"),
         ({"checksums_crc": "7"}, "where a count belongs"),
         ({"layout": {}}, "lacks a part"),
         ({"layout": None}, "lacks a part"),
