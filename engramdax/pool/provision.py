@@ -7,7 +7,6 @@ import os
 import stat
 import syslog
 import time
-import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,6 +16,7 @@ from engramdax import hugepages
 from engramdax.backing import Backing, Kind, inspect
 from engramdax.errors import (
     BackingError,
+    EngramdaxError,
     FormatError,
     ParameterError,
     RefusedError,
@@ -278,8 +278,8 @@ class _File:
         self._size = size
         self._exists = exists
         self._before = 0
-        self._fd = -1
-        """What this object has made or grown, kept open so that its inode is no other file's meanwhile."""
+        self._inode: tuple[int, int] | None = None
+        """Device and inode, once this object has made or grown the file."""
 
     def fill(self) -> None:
         """Make the file, or take it as it is, and have all its space."""
@@ -294,8 +294,7 @@ class _File:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 raise BackingError(f"{self._path} is no regular file", remedy="give another --file")
-            self._before, self._fd = status.st_size, os.dup(fd)
-            weakref.finalize(self, os.close, self._fd)
+            self._before, self._inode = status.st_size, (status.st_dev, status.st_ino)
             os.ftruncate(fd, self._size)
             # tmpfs decides on huge pages at the first touch of a mapping that asks for them.
             backing = inspect(self._path)
@@ -316,14 +315,29 @@ class _File:
     def undo(self) -> None:
         """Leave the file as it was, if it still is the one that this object made or grew."""
         try:
-            if self._fd < 0 or not os.path.samestat(self._path.stat(), os.fstat(self._fd)):
-                return
+            status = self._path.stat()
         except OSError:
+            return
+        # An inode's number is used again. What this object wrote is voided by now, so a pool is somebody else's.
+        if (status.st_dev, status.st_ino) != self._inode or _holds_a_pool(self._path):
             return
         if not self._exists:
             self._path.unlink(missing_ok=True)
         elif self._before < self._size:
             os.truncate(self._path, self._before)
+
+
+def _holds_a_pool(path: Path) -> bool:
+    try:
+        opened = open_media(path, writable=False)
+    except EngramdaxError:
+        return False
+    try:
+        return bool(read_superblock(opened.media).value)
+    except FormatError:
+        return False
+    finally:
+        os.close(opened.fd)
 
 
 def _initialise(path: Path, superblock: Superblock, consent: Consent) -> None:

@@ -8,6 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
+# Threads that are inside C code when their interpreter ends run into the sanitizer's own end.
+pytestmark = pytest.mark.unsanitized
+
 # Children of one process, since each needs an interpreter that has everything imported: they end as any does.
 ENDS = """
 import os, random, signal, sys, threading, time
