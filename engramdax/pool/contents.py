@@ -91,8 +91,10 @@ def _signature(media: MappedMedia) -> str:
 def _first_nonzero(media: MappedMedia, fd: int) -> int | None:
     """Give the offset of the first byte found that is not zero. Files are looked at whole, but for their holes."""
     size = media.size
-    if size <= WHOLE_BYTES or stat.S_ISREG(os.fstat(fd).st_mode):
+    if stat.S_ISREG(os.fstat(fd).st_mode):
         pieces = [piece for first, end in _data(fd, size) for piece in _pieces(first, end)]
+    elif size <= WHOLE_BYTES:
+        pieces = _pieces(0, size)
     else:
         pieces = [(0, EDGE_BYTES), (size - EDGE_BYTES, EDGE_BYTES)]
         pieces += [(at, PAGE_BYTES) for at in range(EDGE_BYTES, size - EDGE_BYTES, SAMPLE_BYTES)]
@@ -108,7 +110,10 @@ def _pieces(first: int, end: int) -> list[tuple[int, int]]:
 
 
 def _data(fd: int, size: int) -> list[tuple[int, int]]:
-    """Give the ranges of a file that are no holes; all of it where the file system does not tell."""
+    """Give the ranges of a file that are no holes; all of it where the file system does not tell.
+
+    For files alone: a devdax device answers any lseek with where it was.
+    """
     ranges, at = [], 0
     try:
         while at < size:
