@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import numpy as np
 import pytest
+from file_bytes import overwrite, read_bytes
 
 import engramdax
 from engramdax.errors import (
@@ -46,18 +47,6 @@ def path(make_pool: MakePool, load_array: LoadArray) -> Path:
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engramdax.pool.volume.RETRY_SECONDS", 0.05)
     monkeypatch.setattr("engramdax.pool.volume.SETTLE_SECONDS", 0.02)
-
-
-def overwrite(path: Path, offset: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(data)
-
-
-def read_bytes(path: Path, offset: int, length: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(offset)
-        return file.read(length)
 
 
 def mapped(path: Path) -> int:

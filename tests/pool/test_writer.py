@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import numpy as np
 import pytest
+from file_bytes import overwrite, read_bytes
 from processes import HOLD_TABLE, HOLD_WRITER, process
 
 import engramdax
@@ -38,18 +39,6 @@ def directory_of(path: Path) -> Directory:
 def free_bytes(path: Path) -> int:
     with engramdax.open(path) as pool:
         return sum(extent.length for extent in pool.free())
-
-
-def overwrite(path: Path, offset: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(data)
-
-
-def read_bytes(path: Path, offset: int, length: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(offset)
-        return file.read(length)
 
 
 def test_a_second_writer_in_this_process_is_busy(make_pool: MakePool) -> None:
