@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
-from collections.abc import Callable
+import os
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from engramdax import hugepages
 from engramdax.format.directory import TableEntry
 from engramdax.ingest.open import open_sources
 from engramdax.pool.loader import Load, load_tables
@@ -28,6 +32,22 @@ def _own_host(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setenv("ENGRAMDAX_STATE_DIR", str(host / "state"))
     monkeypatch.setenv("ENGRAMDAX_RUN_DIR", str(host / "run"))
     monkeypatch.delenv("ENGRAMDAX_POOL", raising=False)
+
+
+@pytest.fixture
+def huge_pages() -> Iterator[Callable[[], int]]:
+    """Give a function that counts the kernel's huge pages of 2 MiB; skip where they cannot be had.
+
+    The kernel has one reserve of them, so one test at a time may change it, of all runs on this machine.
+    """
+    reserve = hugepages.RESERVES / "hugepages-2048kB" / "nr_hugepages"
+    if not os.access(reserve, os.W_OK):
+        pytest.skip(f"only root may reserve huge pages of 2M, and {reserve} must be there")
+    with (Path(tempfile.gettempdir()) / "engramdax-test-hugepages.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        before = int(reserve.read_text())
+        yield lambda: int(reserve.read_text())
+        reserve.write_text(str(before))
 
 
 @pytest.fixture

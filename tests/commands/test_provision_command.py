@@ -272,17 +272,6 @@ def test_load_into_a_sparse_pool_on_a_full_disk_is_an_error(
     command("verify", "--pool", path).succeeded()
 
 
-@pytest.fixture
-def huge_pages() -> Iterator[Callable[[], int]]:
-    """Give a function that counts the kernel's huge pages of 2 MiB; skip where they cannot be had."""
-    count = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
-    if os.geteuid() != 0 or not os.access(count, os.W_OK):
-        pytest.skip("only root may reserve huge pages")
-    before = int(count.read_text())
-    yield lambda: int(count.read_text())
-    count.write_text(str(before))
-
-
 def test_huge_pages_are_taken_and_given_back(command: Command, huge_pages: Callable[[], int], tmp_path: Path) -> None:
     before, mounts, name = huge_pages(), Path("/proc/self/mounts").read_text(), f"test-{os.getpid()}"
     made = command("provision", "--hugepages", "2M", "--size", "20M", "--name", name, "--json")

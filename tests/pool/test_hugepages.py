@@ -18,13 +18,9 @@ from engramdax.pool.provision import Plan, plan_hugepages, plan_removal
 from engramdax.pool.records import record_of, resolve
 from engramdax.pool.steps import carry_out
 
+Count = Callable[[], int]
 MIB = 1 << 20
 PAGE = 2 * MIB
-RESERVE = hugepages.RESERVES / "hugepages-2048kB" / "nr_hugepages"
-
-
-def pages() -> int:
-    return int(RESERVE.read_text())
 
 
 def mounts() -> list[str]:
@@ -33,25 +29,20 @@ def mounts() -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
-    """Skip where huge pages cannot be had; take back whatever a failed test left."""
-    if os.geteuid() != 0:
-        pytest.skip("reserving huge pages takes root")
-    if not RESERVE.exists():
-        pytest.skip("this kernel has no huge pages of 2M")
-    before, mounted = pages(), mounts()
+def pages(huge_pages: Count) -> Iterator[Count]:
+    """Give the function that counts huge pages; take back whatever a failed test left."""
+    before, mounted = huge_pages(), mounts()
     try:
         hugepages.add_pages(PAGE, 32)
     except (BackingError, RefusedError) as e:
         pytest.skip(f"no huge pages can be reserved here: {e}")
     hugepages.drop_pages(PAGE, 32)
-    assert pages() == before
-    yield
+    assert huge_pages() == before
+    yield huge_pages
     for place in set(mounts()) - set(mounted):
         for file in Path(place).iterdir():
             file.unlink()
         hugepages.unmount(Path(place))
-    RESERVE.write_text(str(before))
 
 
 def provision(name: str, size: int = 32 * MIB) -> Plan:
@@ -64,7 +55,9 @@ def deprovision(path: Path, *, force: bool = False) -> None:
     carry_out(plan_removal(path, force=force).steps)
 
 
-def test_a_pool_in_huge_pages_is_made_used_and_unmade_without_a_trace(load_array: Callable[..., object]) -> None:
+def test_a_pool_in_huge_pages_is_made_used_and_unmade_without_a_trace(
+    pages: Count, load_array: Callable[..., object]
+) -> None:
     before, mounted = pages(), mounts()
     plan = provision("huge")
     rows = np.random.default_rng(0).integers(0, 256, (20000, 264), dtype=np.uint8)
@@ -91,14 +84,14 @@ def test_sizes_are_rounded_up_to_whole_pages() -> None:
     deprovision(plan.path)
 
 
-def test_a_plan_alone_changes_nothing() -> None:
+def test_a_plan_alone_changes_nothing(pages: Count) -> None:
     before, mounted = pages(), mounts()
     plan = plan_hugepages("2M", 32 * MIB, name="huge")
     assert (pages(), mounts()) == (before, mounted)
     assert any("reserve" in step.what for step in plan.steps) or hugepages.available(PAGE) >= 16
 
 
-def test_asking_for_more_than_there_is_says_what_is_missing_and_changes_nothing() -> None:
+def test_asking_for_more_than_there_is_says_what_is_missing_and_changes_nothing(pages: Count) -> None:
     before, mounted = pages(), mounts()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     plan = plan_hugepages("2M", 2 * memory, name="huge")
@@ -109,7 +102,7 @@ def test_asking_for_more_than_there_is_says_what_is_missing_and_changes_nothing(
 
 
 @pytest.mark.parametrize("failing", [1, 2, 3, 4, 5])
-def test_a_step_that_fails_undoes_those_before_it(failing: int) -> None:
+def test_a_step_that_fails_undoes_those_before_it(pages: Count, failing: int) -> None:
     before, mounted = pages(), mounts()
     plan = plan_hugepages("2M", 32 * MIB, name="huge")
     steps = list(plan.steps)
@@ -126,7 +119,7 @@ def test_a_step_that_fails_undoes_those_before_it(failing: int) -> None:
     assert not plan.path.exists()
 
 
-def test_the_pages_that_are_there_already_are_used_and_stay() -> None:
+def test_the_pages_that_are_there_already_are_used_and_stay(pages: Count) -> None:
     hugepages.add_pages(PAGE, 10)
     before = pages()
     plan = provision("huge")
@@ -135,7 +128,7 @@ def test_the_pages_that_are_there_already_are_used_and_stay() -> None:
     assert pages() == before
 
 
-def test_two_pools_on_one_mount_do_not_take_each_other_away(load_array: Callable[..., object]) -> None:
+def test_two_pools_on_one_mount_do_not_take_each_other_away(pages: Count, load_array: Callable[..., object]) -> None:
     before, mounted = pages(), mounts()
     first, second = provision("first"), provision("second")
     assert first.path.parent == second.path.parent
