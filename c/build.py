@@ -31,7 +31,7 @@ else:
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 TARGET = ROOT / "engramdax" / "_core.abi3.so"
-UNITS = ("media", "mapping", "interleave", "team", "guard", "kernel", "gather", "hash", "count", "cuda")
+UNITS = ("media", "mapping", "interleave", "team", "guard", "kernel", "gather", "hash", "count", "cuda", "sysfs")
 
 
 def ffi_builder() -> cffi.FFI:
