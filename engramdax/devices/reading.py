@@ -345,10 +345,13 @@ class _Reading:
         )
 
     def _region_at(self, address: int | None) -> CxlRegion | None:
+        if address is None:
+            return None
         for region in self._cxl_regions.values():
-            if address is not None and region.resource is not None and region.size is not None:
-                if region.resource <= address < region.resource + region.size:
-                    return region
+            if None not in (region.resource, region.size) and 0 <= address - (region.resource or 0) < (
+                region.size or 0
+            ):
+                return region
         return None
 
     def _dax_device(self, entry: Entry, region: DaxRegion) -> DaxDevice:
