@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from engramdax.commands import bench, demo, gather, hot, load, provision, show, trace
+from engramdax.commands import bench, demo, discover, gather, hot, load, provision, show, trace
 from engramdax.errors import EngramdaxError
 from engramdax.version import __version__
 
@@ -54,7 +54,7 @@ def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
     return run_command
 
 
-for module in (provision, load, show, gather, trace, demo):
+for module in (discover, provision, load, show, gather, trace, demo):
     for command in module.COMMANDS:
         app.command()(_interruptible(command))
 for group in (hot, bench):

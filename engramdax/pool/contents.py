@@ -62,8 +62,8 @@ def contents(media: MappedMedia, fd: int) -> Contents:
         except FormatError:
             tables = "a damaged directory"
         return Contents(State.POOL, f"pool {superblock.name} ({superblock.pool}) with {tables}")
-    if signature := _signature(media):
-        return Contents(State.RECOGNISED, signature)
+    if found := _signature(media):
+        return Contents(State.RECOGNISED, found)
     if (place := _first_nonzero(media, fd)) is not None:
         return Contents(State.UNKNOWN, f"unknown bytes at {place}")
     return Contents(State.EMPTY, "nothing")
@@ -71,10 +71,6 @@ def contents(media: MappedMedia, fd: int) -> Contents:
 
 def _signature(media: MappedMedia) -> str:
     """Ask blkid, on a sparse copy of both ends, since a devdax device cannot be read by a program."""
-    # cron and systemd units have no sbin in PATH.
-    program = shutil.which("blkid") or shutil.which("blkid", path="/usr/sbin:/sbin")
-    if program is None:
-        return ""
     with tempfile.NamedTemporaryFile() as copy:
         copy.truncate(media.size)
         copy.write(media.load(0, min(media.size, SIGNATURE_BYTES)))
@@ -82,7 +78,16 @@ def _signature(media: MappedMedia) -> str:
             copy.seek(max(SIGNATURE_BYTES, media.size - SIGNATURE_BYTES))
             copy.write(media.load(copy.tell(), media.size - copy.tell()))
         copy.flush()
-        done = subprocess.run([program, "-p", "-o", "export", copy.name], capture_output=True, text=True, check=False)
+        return signature(copy.name)
+
+
+def signature(path: str) -> str:
+    """Say what file system, partition table or RAID member a file or block device holds, "" for none that is known."""
+    # cron and systemd units have no sbin in PATH.
+    program = shutil.which("blkid") or shutil.which("blkid", path="/usr/sbin:/sbin")
+    if program is None:
+        return ""
+    done = subprocess.run([program, "-p", "-o", "export", path], capture_output=True, text=True, check=False)
     found = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
     kind = found.get("TYPE") or found.get("PTTYPE")
     return f"a {kind} signature{' labelled ' + found['LABEL'] if 'LABEL' in found else ''}" if kind else ""
@@ -99,7 +104,7 @@ def _first_nonzero(media: MappedMedia, fd: int) -> int | None:
         pieces = [(0, EDGE_BYTES), (size - EDGE_BYTES, EDGE_BYTES)]
         pieces += [(at, PAGE_BYTES) for at in range(EDGE_BYTES, size - EDGE_BYTES, SAMPLE_BYTES)]
     for offset, length in pieces:
-        bytes_ = np.frombuffer(media.mapping.view(offset, length), np.uint8)
+        bytes_ = np.frombuffer(media.load(offset, length), np.uint8)
         if bytes_.any():
             return offset + int(np.flatnonzero(bytes_)[0])
     return None

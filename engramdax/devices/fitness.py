@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Can a pool live on what a host has, is there one, and if not, why not and what helps.
+
+Looking changes nothing: devices are opened O_RDONLY and mapped PROT_READ.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from engramdax.devices.holders import holders
+from engramdax.devices.tree import (
+    CxlRegion,
+    DaxDevice,
+    DaxRegion,
+    Decoder,
+    Map,
+    Memdev,
+    Mode,
+    Namespace,
+    NdRegion,
+    Tree,
+)
+from engramdax.errors import EngramdaxError, FormatError, UnreadableError
+from engramdax.format.geometry import SMALLEST_POOL
+from engramdax.pool.attachment import open_media
+from engramdax.pool.contents import State, contents, signature
+from engramdax.pool.volume import read_superblock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from engramdax.format.superblock import Superblock
+
+PROC: Final = Path("/proc")
+
+Part = DaxDevice | DaxRegion | Namespace | NdRegion | CxlRegion | Memdev
+
+
+class Verdict(StrEnum):
+    """Whether a pool can live somewhere, or the first thing in its way."""
+
+    FIT = "fit"
+    POOL = "pool"
+    """There is one, and it can be used."""
+
+    SYSTEM_RAM = "system-ram"
+    """The kernel's own memory."""
+    SYSTEM_RAM_OFFLINE = "system-ram-offline"
+    """The kernel has it and does not use it."""
+    DISABLED = "disabled"
+    """No driver is bound, though one is there; or firmware or an operator has switched it off."""
+    NO_DRIVER = "no-driver"
+    """The driver is not loaded, or it is an unknown one."""
+    NO_NODE = "no-node"
+    """There is nothing to open, as in a container."""
+    NO_PERMISSION = "no-permission"
+    IN_USE = "in-use"
+    """By a process, a mount or another block device."""
+    TOO_SMALL = "too-small"
+    ALIGN = "align"
+    """The device is smaller than the pages that it is to be mapped with."""
+    MAP_DEV = "map-dev"
+    """The kernel of each host keeps page structures on it."""
+    FOREIGN = "foreign"
+    """Something that is recognised: a file system, another mode of a namespace."""
+    UNKNOWN = "unknown-content"
+    DAMAGED = "damaged-pool"
+    UNREADABLE = "unreadable"
+    UNUSED = "unused"
+    """It is no dax device yet; the command makes one of it."""
+    INCOMPLETE = "incomplete"
+    """A part of it is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPool:
+    """A pool that is on a device."""
+
+    name: str
+    uuid: str
+    size: int
+    shared: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fitness:
+    """What was found out of one part of a tree."""
+
+    part: Part
+    verdict: Verdict
+    why: str
+    """One line without a full stop; "" for what is fit or holds a pool."""
+    command: str = ""
+    """What to run as root; "" where nothing helps, or nothing has to."""
+    pool: FoundPool | None = None
+
+    @property
+    def needs_root(self) -> bool:
+        """Tell whether root would see more."""
+        return self.verdict is Verdict.NO_PERMISSION
+
+
+def assess(tree: Tree, proc: Path = PROC) -> tuple[Fitness, ...]:
+    """Assess all dax devices, and what is no dax device yet but could become one.
+
+    A namespace, region or memdev that has dax devices is assessed by those. Opens devices; a device with gigabytes
+    of something unknown takes as long as reading a part of it. `proc` is where processes are seen.
+    """
+    return tuple(_assessments(tree, proc))
+
+
+def assess_dax(tree: Tree, device: DaxDevice, proc: Path = PROC) -> Fitness:
+    """Assess one dax device."""
+    return _obstacle(tree, device) or _look(device, proc)
+
+
+def _assessments(tree: Tree, proc: Path) -> Iterator[Fitness]:
+    for device in tree.dax_devices:
+        if device.size != 0:
+            yield assess_dax(tree, device, proc)
+    for region in tree.dax_regions:
+        if region.available:
+            yield _of_dax_region(region)
+    for namespace in tree.namespaces:
+        if not namespace.seed and not tree.dax_devices_of(namespace):
+            yield _of_namespace(namespace, proc)
+    for nd_region in tree.nd_regions:
+        if found := _of_nd_region(nd_region):
+            yield found
+    for cxl_region in tree.cxl_regions:
+        if found := _of_cxl_region(tree, cxl_region):
+            yield found
+    for memdev in tree.memdevs:
+        if not tree.cxl_regions_of(memdev):
+            yield _of_memdev(tree, memdev)
+
+
+# dax devices: first what sysfs says, then the memory itself.
+
+
+def _obstacle(tree: Tree, device: DaxDevice) -> Fitness | None:
+    name = device.name
+    if device.mode is Mode.SYSTEM_RAM:
+        return _system_ram(device)
+    if device.mode is Mode.DISABLED:
+        return _disabled(tree, device)
+    if device.mode is Mode.OTHER:
+        why = f"bound to the driver {device.driver}, which is not device_dax"
+        return Fitness(device, Verdict.NO_DRIVER, why, f"daxctl disable-device {name}; {_devdax(name)}")
+    if device.size is None:
+        return Fitness(device, Verdict.UNREADABLE, "the kernel does not tell its size")
+    if device.align is not None and device.align > device.size:
+        why = f"its pages of {device.align} bytes are larger than its {device.size} bytes"
+        return Fitness(device, Verdict.ALIGN, why, _realign(device))
+    usable = device.size - (device.size % device.align if device.align else 0)
+    if usable < SMALLEST_POOL:
+        why = f"a pool needs {SMALLEST_POOL >> 20} MiB, usable here are {usable} bytes"
+        return Fitness(device, Verdict.TOO_SMALL, why)
+    if not device.node_exists:
+        numbers = "c {} {}".format(*device.device) if device.device else ""
+        why = f"there is no device node {device.node}; a container has to be given it"
+        return Fitness(device, Verdict.NO_NODE, why, f"mknod -m 0640 {device.node} {numbers}" if numbers else "")
+    return None
+
+
+def _system_ram(device: DaxDevice) -> Fitness:
+    name = device.name
+    if device.online_blocks == 0:
+        why = "the kernel has it as system RAM, all offline"
+        return Fitness(device, Verdict.SYSTEM_RAM_OFFLINE, why, _devdax(name))
+    blocks = f"{device.online_blocks} of {device.memory_blocks} blocks" if device.online_blocks is not None else ""
+    why = f"online as system RAM ({blocks or 'how much, root can see'}): processes have their memory there"
+    return Fitness(device, Verdict.SYSTEM_RAM, why, f"daxctl offline-memory {name} && {_devdax(name)}")
+
+
+def _disabled(tree: Tree, device: DaxDevice) -> Fitness:
+    if "device_dax" not in tree.dax_drivers:
+        why = "no driver is bound, and device_dax is not loaded"
+        return Fitness(device, Verdict.NO_DRIVER, why, f"modprobe device_dax; {_devdax(device.name)}")
+    return Fitness(device, Verdict.DISABLED, "no driver is bound: open() would give ENXIO", _devdax(device.name))
+
+
+def _devdax(name: str) -> str:
+    return f"daxctl reconfigure-device -m devdax {name}"
+
+
+def _realign(device: DaxDevice) -> str:
+    if device.namespace:
+        return _recreate(device.namespace)
+    return f"daxctl disable-device {device.name}; daxctl reconfigure-device -m devdax -a 2M {device.name}"
+
+
+def _recreate(namespace: Namespace) -> str:
+    return f"ndctl create-namespace -f -e {namespace.name} -m devdax -M mem"
+
+
+def _look(device: DaxDevice, proc: Path) -> Fitness:
+    """Open the device and see what is on it."""
+    try:
+        opened = open_media(device.node, writable=False)
+    except EngramdaxError as e:
+        return _closed(device, e)
+    try:
+        found: FormatError | Superblock
+        try:
+            found = read_superblock(opened.media).value
+        except FormatError as e:
+            # Its traceback would keep the mapping.
+            found = e.with_traceback(None)
+        pool = (
+            None if isinstance(found, FormatError) else FoundPool(found.name, str(found.pool), found.size, found.shared)
+        )
+        if device.namespace and device.namespace.map is Map.DEV:
+            why = "the kernel keeps its page structures on the device (map=dev), where each host writes its own"
+            return Fitness(device, Verdict.MAP_DEV, why, _recreate(device.namespace), pool)
+        if pool:
+            return Fitness(device, Verdict.POOL, "", pool=pool)
+        there = contents(opened.media, opened.fd)
+        if isinstance(found, UnreadableError):
+            return Fitness(device, Verdict.UNREADABLE, found.problem)
+    except FormatError as e:
+        return Fitness(device, Verdict.UNREADABLE, e.problem)
+    finally:
+        os.close(opened.fd)
+    if users := holders(opened.backing.device, proc):
+        why = f"in use by process {', '.join(map(str, users[:8]))}"
+        return Fitness(device, Verdict.IN_USE, why)
+    if there.state is State.EMPTY:
+        return Fitness(device, Verdict.FIT, "", f"engramdax provision {device.node}")
+    verdict, option = {
+        State.POOL: (Verdict.DAMAGED, "--force"),
+        State.RECOGNISED: (Verdict.FOREIGN, "--force"),
+        State.UNKNOWN: (Verdict.UNKNOWN, "--overwrite-unknown"),
+    }[there.state]
+    why = f"holds {there.what}; if nobody needs that:"
+    return Fitness(device, verdict, why.removesuffix(":"), f"engramdax provision {option} {device.node}")
+
+
+def _closed(device: DaxDevice, error: EngramdaxError) -> Fitness:
+    cause = error.__context__
+    number = cause.errno if isinstance(cause, OSError) else None
+    if number in (errno.EACCES, errno.EPERM):
+        why = f"this user may not read {device.node}"
+        return Fitness(device, Verdict.NO_PERMISSION, why, "sudo engramdax discover")
+    if number in (errno.ENXIO, errno.ENODEV):
+        return Fitness(device, Verdict.DISABLED, f"open() gives {errno.errorcode[number]}", _devdax(device.name))
+    if number == errno.EBUSY:
+        return Fitness(device, Verdict.IN_USE, f"open() gives EBUSY: {error.problem}")
+    return Fitness(device, Verdict.UNREADABLE, error.problem)
+
+
+# What is no dax device yet.
+
+
+def _of_dax_region(region: DaxRegion) -> Fitness:
+    size = region.available or 0
+    if size < SMALLEST_POOL:
+        why = f"{size} bytes of it are free, a pool needs {SMALLEST_POOL >> 20} MiB"
+        return Fitness(region, Verdict.TOO_SMALL, why)
+    command = f"daxctl create-device -r {region.id}" if region.id is not None else ""
+    return Fitness(region, Verdict.UNUSED, f"{size} bytes of it belong to no dax device", command)
+
+
+def _of_namespace(namespace: Namespace, proc: Path) -> Fitness:
+    mounts = _mounts(proc)
+    for block in namespace.blocks:
+        if block.device in mounts:
+            place = mounts[block.device]
+            why = f"{namespace.mode}, mounted at {place}"
+            return Fitness(namespace, Verdict.IN_USE, why, f"umount {place}; {_recreate(namespace)}")
+        if block.holders:
+            return Fitness(namespace, Verdict.IN_USE, f"{namespace.mode}, a part of {', '.join(block.holders)}")
+    if not namespace.enabled:
+        return Fitness(
+            namespace, Verdict.DISABLED, f"{namespace.mode}, disabled", f"ndctl enable-namespace {namespace.name}"
+        )
+    if namespace.mode == "devdax":
+        command = (
+            f"modprobe dax_pmem; ndctl disable-namespace {namespace.name}; ndctl enable-namespace {namespace.name}"
+        )
+        return Fitness(namespace, Verdict.NO_DRIVER, "a devdax namespace without a dax device", command)
+    for block in namespace.blocks:
+        if found := signature(f"/dev/{block.name}"):
+            why = f"in mode {namespace.mode}, with {found}"
+            return Fitness(namespace, Verdict.FOREIGN, why, _recreate(namespace))
+    if namespace.raw_size is not None and namespace.raw_size < SMALLEST_POOL:
+        return Fitness(namespace, Verdict.TOO_SMALL, f"a pool needs {SMALLEST_POOL >> 20} MiB")
+    verdict = Verdict.UNUSED if namespace.mode == "raw" else Verdict.FOREIGN
+    return Fitness(namespace, verdict, f"in mode {namespace.mode}, not devdax", _recreate(namespace))
+
+
+def _mounts(proc: Path) -> dict[tuple[int, int] | None, str]:
+    """Give where each block device is mounted for this process."""
+    found: dict[tuple[int, int] | None, str] = {}
+    try:
+        lines = (proc / "self" / "mountinfo").read_text(errors="backslashreplace").splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        words = line.split()
+        major, _, minor = words[2].partition(":")
+        found.setdefault((int(major), int(minor)), words[4])
+    return found
+
+
+def _of_nd_region(region: NdRegion) -> Fitness | None:
+    if region.driver is None:
+        return Fitness(region, Verdict.DISABLED, "disabled", f"ndctl enable-region {region.name}")
+    if not region.available:
+        return None
+    if region.available < SMALLEST_POOL:
+        return Fitness(region, Verdict.TOO_SMALL, f"{region.available} bytes of it are free")
+    why = f"{region.available} bytes of it belong to no namespace"
+    return Fitness(region, Verdict.UNUSED, why, f"ndctl create-namespace -m devdax -M mem -r {region.name}")
+
+
+def _of_cxl_region(tree: Tree, region: CxlRegion) -> Fitness | None:
+    if tree.dax_devices_of(region) or any(r.cxl_region == region for r in tree.nd_regions):
+        return None
+    missing = [str(i) for i, target in enumerate(region.targets) if target.memdev is None]
+    if missing or len(region.targets) != (region.ways or len(region.targets)):
+        why = f"target {', '.join(missing) or len(region.targets)} of {region.ways} is missing"
+        return Fitness(region, Verdict.INCOMPLETE, why, f"cxl destroy-region -f {region.name}")
+    if not region.enabled:
+        locked = f" with locked decoders ({', '.join(d.name for d in region.locked)})" if region.locked else ""
+        return Fitness(region, Verdict.DISABLED, f"disabled{locked}", f"cxl enable-region {region.name}")
+    if region.mode == "pmem":
+        return Fitness(region, Verdict.NO_DRIVER, "not on the nvdimm bus", "modprobe cxl_pmem")
+    return Fitness(region, Verdict.NO_DRIVER, "without a dax device", "modprobe dax_cxl")
+
+
+def _of_memdev(tree: Tree, memdev: Memdev) -> Fitness:
+    if memdev.driver is None:
+        return Fitness(memdev, Verdict.DISABLED, "disabled", f"cxl enable-memdev {memdev.name}")
+    for kind, size in (("ram", memdev.ram_size), ("pmem", memdev.pmem_size)):
+        if not size:
+            continue
+        windows = [d for d in _roots(tree) if kind in d.capabilities and (d.size or 0) >= size]
+        if not windows:
+            why = f"no window of the host takes {size} bytes of CXL {kind}"
+            return Fitness(memdev, Verdict.UNUSED, f"in no region, and {why}")
+        command = f"cxl create-region -t {kind} -d {windows[0].name} -m {memdev.name}"
+        return Fitness(memdev, Verdict.UNUSED, f"in no region: {size} bytes of {kind}", command)
+    return Fitness(memdev, Verdict.TOO_SMALL, "the device tells of no memory")
+
+
+def _roots(tree: Tree) -> Iterable[Decoder]:
+    return (d for d in tree.decoders if d.kind == "root")
