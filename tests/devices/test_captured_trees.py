@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trees import DATA, MIB, captured, unpack
+from trees import DATA, MIB, Captured, unpack
 
 from engramdax.devices.fitness import Verdict, assess
 from engramdax.devices.sysfs import read_entries
@@ -31,8 +31,8 @@ def walk(value: Any, key: str) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_dax_devices_are_what_daxctl_says(name: str, tmp_path: Path) -> None:
-    host = captured(name, tmp_path)
+def test_dax_devices_are_what_daxctl_says(name: str, captured: Captured) -> None:
+    host = captured(name)
     devices = {d.name: d for d in host.read().dax_devices}
     said = {d["chardev"]: d for d in walk(host.said("daxctl"), "chardev")}
     assert devices.keys() == said.keys()
@@ -48,8 +48,8 @@ def test_dax_devices_are_what_daxctl_says(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_dax_regions_are_what_daxctl_says(name: str, tmp_path: Path) -> None:
-    host = captured(name, tmp_path)
+def test_dax_regions_are_what_daxctl_says(name: str, captured: Captured) -> None:
+    host = captured(name)
     said = {r["id"]: r for r in walk(host.said("daxctl"), "path")}
     regions = {r.id: r for r in host.read().dax_regions}
     assert regions.keys() == said.keys()
@@ -64,8 +64,8 @@ def test_dax_regions_are_what_daxctl_says(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_namespaces_and_their_regions_are_what_ndctl_says(name: str, tmp_path: Path) -> None:
-    host = captured(name, tmp_path)
+def test_namespaces_and_their_regions_are_what_ndctl_says(name: str, captured: Captured) -> None:
+    host = captured(name)
     tree = host.read()
     said = list(walk(host.said("ndctl"), "mappings"))
     assert {r.name for r in tree.nd_regions} == {r["dev"] for r in said}
@@ -90,8 +90,8 @@ def test_namespaces_and_their_regions_are_what_ndctl_says(name: str, tmp_path: P
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_memdevs_and_cxl_regions_are_what_cxl_says(name: str, tmp_path: Path) -> None:
-    host = captured(name, tmp_path)
+def test_memdevs_and_cxl_regions_are_what_cxl_says(name: str, captured: Captured) -> None:
+    host = captured(name)
     tree = host.read()
     said = {m["memdev"]: m for m in walk(host.said("cxl"), "memdev") if "serial" in m}
     assert {m.name for m in tree.memdevs} == said.keys()
@@ -113,16 +113,16 @@ def test_memdevs_and_cxl_regions_are_what_cxl_says(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_captured_tree_captured_again_is_the_same(name: str, tmp_path: Path) -> None:
-    host = captured(name, tmp_path)
+def test_captured_tree_captured_again_is_the_same(name: str, captured: Captured, tmp_path: Path) -> None:
+    host = captured(name)
     capture(tmp_path / "again.tar.gz", host.sysfs, host.dev)
     again = unpack(tmp_path / "again.tar.gz", tmp_path / "again")
     first, second = (sorted(read_entries(h.sysfs), key=lambda e: (e.path, e.folder)) for h in (host, again))
     assert first == second
 
 
-def test_names_differ_between_hosts_and_serials_do_not(tmp_path: Path) -> None:
-    first, second = (captured(f"devdax-{name}", tmp_path).read() for name in ("h0", "h1"))
+def test_names_differ_between_hosts_and_serials_do_not(captured: Captured) -> None:
+    first, second = (captured(f"devdax-{name}").read() for name in ("h0", "h1"))
     serial = 0xFEDC_BA98_7654_3210
     one, other = first.memdev(serial), second.memdev(serial)
     assert one is not None
@@ -130,14 +130,14 @@ def test_names_differ_between_hosts_and_serials_do_not(tmp_path: Path) -> None:
     assert one.name != other.name
 
 
-def test_serial_above_the_signed_range_is_whole(tmp_path: Path) -> None:
-    tree = captured("bare-h0", tmp_path).read()
+def test_serial_above_the_signed_range_is_whole(captured: Captured) -> None:
+    tree = captured("bare-h0").read()
     assert sorted(m.serial or 0 for m in tree.memdevs) == [0xE1, 0xFEDC_BA98_7654_3210]
 
 
 @pytest.mark.parametrize("name", ["devdax-h0", "devdax-h1"])
-def test_each_kind_of_memory_is_told_with_the_memdevs_behind(name: str, tmp_path: Path) -> None:
-    devices = captured(name, tmp_path).read().dax_devices
+def test_each_kind_of_memory_is_told_with_the_memdevs_behind(name: str, captured: Captured) -> None:
+    devices = captured(name).read().dax_devices
     found = {d.origin: [m.serial for m in d.memdevs] for d in devices}
     assert found == {
         Origin.NVDIMM: [],
@@ -148,8 +148,8 @@ def test_each_kind_of_memory_is_told_with_the_memdevs_behind(name: str, tmp_path
     assert all(d.mode is Mode.DEVDAX for d in devices)
 
 
-def test_hmem_device_before_it_is_configured_is_disabled(tmp_path: Path) -> None:
-    host = captured("bare-h0", tmp_path)
+def test_hmem_device_before_it_is_configured_is_disabled(captured: Captured) -> None:
+    host = captured("bare-h0")
     (device,) = host.read().dax_devices
     assert (device.driver, device.mode, device.origin) == (None, Mode.DISABLED, Origin.HMEM)
     found = next(f for f in assess(host.read()) if f.part == device)
@@ -157,8 +157,8 @@ def test_hmem_device_before_it_is_configured_is_disabled(tmp_path: Path) -> None
     assert found.command == f"daxctl reconfigure-device -m devdax {device.name}"
 
 
-def test_memdev_in_no_region_is_told_how_to_make_one(tmp_path: Path) -> None:
-    tree = captured("bare-h0", tmp_path).read()
+def test_memdev_in_no_region_is_told_how_to_make_one(captured: Captured) -> None:
+    tree = captured("bare-h0").read()
     commands = {f.part.name: f.command for f in assess(tree) if f.part in tree.memdevs}
     assert commands == {
         "mem0": "cxl create-region -t ram -d decoder0.0 -m mem0",
@@ -166,8 +166,8 @@ def test_memdev_in_no_region_is_told_how_to_make_one(tmp_path: Path) -> None:
     }
 
 
-def test_kmem_device_online_is_the_kernels_and_how_much_of_it(tmp_path: Path) -> None:
-    host = captured("kmem-online-h0", tmp_path)
+def test_kmem_device_online_is_the_kernels_and_how_much_of_it(captured: Captured) -> None:
+    host = captured("kmem-online-h0")
     tree = host.read()
     (device,) = (d for d in tree.dax_devices if d.driver == "kmem")
     assert (device.mode, device.memory_blocks, device.online_blocks) == (Mode.SYSTEM_RAM, 2, 2)
@@ -177,8 +177,8 @@ def test_kmem_device_online_is_the_kernels_and_how_much_of_it(tmp_path: Path) ->
     assert found.command == f"daxctl offline-memory {device.name} && daxctl reconfigure-device -m devdax {device.name}"
 
 
-def test_kmem_device_offline_can_be_had_back_at_once(tmp_path: Path) -> None:
-    tree = captured("kmem-offline-h0", tmp_path).read()
+def test_kmem_device_offline_can_be_had_back_at_once(captured: Captured) -> None:
+    tree = captured("kmem-offline-h0").read()
     (device,) = (d for d in tree.dax_devices if d.driver == "kmem")
     assert (device.mode, device.memory_blocks, device.online_blocks) == (Mode.SYSTEM_RAM, 2, 0)
     found = next(f for f in assess(tree) if f.part == device)
@@ -186,8 +186,8 @@ def test_kmem_device_offline_can_be_had_back_at_once(tmp_path: Path) -> None:
     assert found.command == f"daxctl reconfigure-device -m devdax {device.name}"
 
 
-def test_several_dax_devices_in_one_region_share_it(tmp_path: Path) -> None:
-    tree = captured("sliced-h0", tmp_path).read()
+def test_several_dax_devices_in_one_region_share_it(captured: Captured) -> None:
+    tree = captured("sliced-h0").read()
     region = next(r for r in tree.dax_regions if r.origin is Origin.CXL_RAM)
     devices = tree.dax_devices_of(region)
     assert [d.size for d in devices] == [128 * MIB, 64 * MIB, 64 * MIB]
@@ -198,8 +198,8 @@ def test_several_dax_devices_in_one_region_share_it(tmp_path: Path) -> None:
     assert tree.dax_devices_of(memdev) == devices
 
 
-def test_namespace_in_fsdax_mode_is_refused_with_what_recreates_it(tmp_path: Path) -> None:
-    tree = captured("fsdax-mapdev-disabled-h1", tmp_path).read()
+def test_namespace_in_fsdax_mode_is_refused_with_what_recreates_it(captured: Captured) -> None:
+    tree = captured("fsdax-mapdev-disabled-h1").read()
     namespace = tree.namespace("namespace0.0")
     assert namespace is not None
     assert (namespace.mode, namespace.map, namespace.enabled) == ("fsdax", Map.DEV, True)
@@ -208,8 +208,8 @@ def test_namespace_in_fsdax_mode_is_refused_with_what_recreates_it(tmp_path: Pat
     assert found.command == "ndctl create-namespace -f -e namespace0.0 -m devdax -M mem"
 
 
-def test_namespace_with_page_structures_on_the_device_says_so(tmp_path: Path) -> None:
-    tree = captured("fsdax-mapdev-disabled-h1", tmp_path).read()
+def test_namespace_with_page_structures_on_the_device_says_so(captured: Captured) -> None:
+    tree = captured("fsdax-mapdev-disabled-h1").read()
     (device,) = (d for d in tree.dax_devices if d.origin is Origin.CXL_PMEM)
     assert device.namespace is not None
     assert device.namespace.map is Map.DEV
@@ -217,8 +217,8 @@ def test_namespace_with_page_structures_on_the_device_says_so(tmp_path: Path) ->
     assert device.size < device.namespace.raw_size - 2 * MIB if device.namespace.raw_size else False
 
 
-def test_disabled_region_says_what_enables_it(tmp_path: Path) -> None:
-    tree = captured("fsdax-mapdev-disabled-h1", tmp_path).read()
+def test_disabled_region_says_what_enables_it(captured: Captured) -> None:
+    tree = captured("fsdax-mapdev-disabled-h1").read()
     (region,) = (r for r in tree.cxl_regions if r.mode == "ram")
     assert not region.enabled
     assert not tree.dax_devices_of(region)

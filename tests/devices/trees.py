@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import tarfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +20,7 @@ GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True)
-class Captured:
+class Host:
     """A host whose tree was unpacked."""
 
     sysfs: Path
@@ -39,7 +40,7 @@ class Captured:
         return (self.sysfs / "bus" / bus / "devices" / name).resolve()
 
 
-def unpack(archive: Path, folder: Path) -> Captured:
+def unpack(archive: Path, folder: Path) -> Host:
     """Unpack a captured tree, with device nodes where this user may make them."""
     with tarfile.open(archive) as file:
         file.extractall(folder, filter="tar")
@@ -48,12 +49,11 @@ def unpack(archive: Path, folder: Path) -> Captured:
     nodes = json.loads((folder / "machine.json").read_text())["nodes"]
     for name in nodes:
         make_node(dev / name, (sysfs / "bus/dax/devices" / name / "dev").read_text().strip())
-    return Captured(sysfs, dev, folder / "tools", nodes)
+    return Host(sysfs, dev, folder / "tools", nodes)
 
 
-def captured(name: str, folder: Path) -> Captured:
-    """Unpack one of the captured trees in `data`."""
-    return unpack(DATA / f"{name}.tar.gz", folder / name)
+Captured = Callable[[str], Host]
+"""Gives one of the captured trees in `data`, which is for all tests and stays as it is."""
 
 
 def make_node(path: Path, numbers: str) -> bool:
