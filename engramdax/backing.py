@@ -74,7 +74,7 @@ def open_fd(path: Path, *, writable: bool) -> int:
     except FileNotFoundError:
         raise BackingError(
             f"{path} does not exist",
-            remedy="`daxctl list` shows devices; `engramdax provision --file` makes a pool in a file",
+            remedy="`engramdax discover` shows devices; `engramdax provision --file` makes a pool in a file",
         ) from None
     except PermissionError:
         raise BackingError(
@@ -133,7 +133,7 @@ def _inspect_devdax(path: Path, rdev: int, sysfs: Path) -> Backing:
     if (node / "subsystem").resolve().name != "dax":
         raise BackingError(
             f"{path} is a character device, but not a devdax one",
-            remedy="`engramdax provision /dev/daxX.Y` takes those that `daxctl list` shows",
+            remedy="`engramdax provision /dev/daxX.Y` takes those that `engramdax discover` shows",
         )
     driver = (node / "driver").resolve().name
     if driver == "kmem":
@@ -145,6 +145,10 @@ def _inspect_devdax(path: Path, rdev: int, sysfs: Path) -> Backing:
         size, align = (int((node / name).read_text()) for name in ("size", "align"))
     except (OSError, ValueError) as e:
         raise BackingError(f"{path}: sysfs does not tell its size and align ({e})") from None
+    if align <= 0 or not 0 <= size < 1 << 63:  # ULLONG_MAX is how the kernel says that it does not know
+        raise BackingError(
+            f"{path}: sysfs says size {size} and align {align}", remedy="`engramdax discover` tells more"
+        )
     return Backing(path, Kind.DEVDAX, size // align * align, align, rdev)
 
 

@@ -76,7 +76,7 @@ def test_pipe_is_refused_without_waiting_for_its_other_end(command: Command, row
 
 
 def test_character_device_that_is_no_devdax_is_refused(command: Command, rows: Path) -> None:
-    failed_alike(command, Path("/dev/null"), rows, 1, "not a devdax one", "daxctl list")
+    failed_alike(command, Path("/dev/null"), rows, 1, "not a devdax one", "engramdax discover")
 
 
 def test_empty_file_is_refused(command: Command, rows: Path, tmp_path: Path) -> None:

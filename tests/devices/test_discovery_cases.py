@@ -266,15 +266,6 @@ def test_bytes_that_are_no_text_are_shown_escaped(sysfs: Sysfs) -> None:
     assert json.loads(json.dumps(firmware).encode()) == firmware
 
 
-def test_control_characters_never_reach_the_terminal(sysfs: Sysfs, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engramdax.commands import discover
-
-    sysfs.cxl_region("region0", [sysfs.memdev(1, "0x1")], mode=b"ram\x1b]0;title\x07\n", commit=0)
-    printed: list[str] = []
-    monkeypatch.setattr("sys.stdout.write", printed.append, raising=False)
-    assert discover.printable(discover._row(sysfs.read().cxl_regions[0], assess(sysfs.read())[0])[4]).isprintable()
-
-
 # What is not there, or not any more, or not for this user.
 
 
