@@ -33,7 +33,7 @@ from engramdax.pool.contents import State, contents, signature
 from engramdax.pool.volume import read_superblock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from engramdax.format.superblock import Superblock
 
@@ -106,13 +106,14 @@ class Fitness:
         return self.verdict is Verdict.NO_PERMISSION
 
 
-def assess(tree: Tree, proc: Path = PROC) -> tuple[Fitness, ...]:
+def assess(tree: Tree, proc: Path = PROC, *, known: Iterable[Fitness] = ()) -> tuple[Fitness, ...]:
     """Assess all dax devices, and what is no dax device yet but could become one.
 
-    A namespace, region or memdev that has dax devices is assessed by those. Opens devices; a device with gigabytes
-    of something unknown takes as long as reading a part of it. `proc` is where processes are seen.
+    A namespace, region or memdev that has dax devices is assessed by those. Opens devices, and reads up to 1 GiB of
+    one that holds no pool. A device in `known` that is still the same is not looked at again. `proc` is where
+    processes are seen. Thread-safe.
     """
-    return tuple(_assessments(tree, proc))
+    return tuple(_assessments(tree, proc, {f.part: f for f in known}))
 
 
 def assess_dax(tree: Tree, device: DaxDevice, proc: Path = PROC) -> Fitness:
@@ -120,10 +121,10 @@ def assess_dax(tree: Tree, device: DaxDevice, proc: Path = PROC) -> Fitness:
     return _obstacle(tree, device) or _look(device, proc)
 
 
-def _assessments(tree: Tree, proc: Path) -> Iterator[Fitness]:
+def _assessments(tree: Tree, proc: Path, known: Mapping[Part, Fitness]) -> Iterator[Fitness]:
     for device in tree.dax_devices:
         if device.size != 0:
-            yield assess_dax(tree, device, proc)
+            yield known.get(device) or assess_dax(tree, device, proc)
     for region in tree.dax_regions:
         if region.available:
             yield _of_dax_region(region)

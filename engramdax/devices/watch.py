@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from engramdax.devices.fitness import Fitness, assess
+from engramdax.devices.fitness import Fitness, Verdict, assess
 from engramdax.devices.reading import read_tree
 from engramdax.errors import EngramdaxError
 
@@ -44,12 +44,17 @@ def changes(tree: Tree, found: tuple[Fitness, ...]) -> Iterator[Change]:
     """
     events = _Events()
     before = _state(tree, found)
+    named: set[str] = set()
     while True:
         tree = read_tree()
-        now = _state(tree, assess(tree))
+        # An event may be all that tells of a pool made on a device: sysfs says the same as before. That a process
+        # lets go of one brings no event.
+        known = [f for f in found if f.part.name not in named and f.verdict is not Verdict.IN_USE]
+        found = assess(tree, known=known)
+        now = _state(tree, found)
         yield from _difference(before, now)
         before = now
-        events.wait()
+        named = events.wait()
 
 
 State = dict[tuple[type, str], tuple[Any, Fitness | None]]
@@ -89,10 +94,11 @@ class _Events:
         except OSError as e:
             raise EngramdaxError(f"cannot listen to the kernel's events: {e.strerror or e}") from None
 
-    def wait(self) -> None:
-        """Wait for an event, and until they are over."""
-        if self._monitor.poll() is None:
-            return
-        end = time.monotonic() + 10 * SETTLE_SECONDS
-        while time.monotonic() < end and self._monitor.poll(SETTLE_SECONDS) is not None:
-            pass
+    def wait(self) -> set[str]:
+        """Wait for an event, and until they are over; give the names of the devices concerned."""
+        named: set[str] = set()
+        device, end = self._monitor.poll(), time.monotonic() + 10 * SETTLE_SECONDS
+        while device is not None:
+            named.add(device.sys_name)
+            device = self._monitor.poll(SETTLE_SECONDS) if time.monotonic() < end else None
+        return named

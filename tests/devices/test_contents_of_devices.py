@@ -169,3 +169,15 @@ def test_namespace_that_is_part_of_another_block_device_is_in_use(sysfs: Sysfs) 
 def test_mapping_does_not_outlive_the_look(look: Look, empty: Path) -> None:
     look(empty)
     assert str(empty) not in Path("/proc/self/maps").read_text()
+
+
+def test_device_that_is_known_and_the_same_is_not_looked_at_again(sysfs: Sysfs, empty: Path) -> None:
+    sysfs.dax("dax0.0")
+    tree = sysfs.read()
+    device = replace(tree.dax_devices[0], node=empty, node_exists=True)
+    tree = replace(tree, dax_devices=(device,))
+    (before,) = assess(tree)
+    empty.write_bytes(b"changed since")
+    assert assess(tree, known=[before]) == (before,)
+    other = replace(tree, dax_devices=(replace(device, target_node=7),))
+    assert assess(other, known=[before])[0].verdict is not before.verdict
