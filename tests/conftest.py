@@ -32,6 +32,7 @@ def _own_host(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setenv("ENGRAMDAX_STATE_DIR", str(host / "state"))
     monkeypatch.setenv("ENGRAMDAX_RUN_DIR", str(host / "run"))
     monkeypatch.delenv("ENGRAMDAX_POOL", raising=False)
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # which hides output that is lost at the end
 
 
 @pytest.fixture

@@ -100,6 +100,7 @@ def run(arguments: list[str]) -> int:
     """Run one command; give its exit code."""
     try:
         code = app(arguments or ["--help"], prog_name="engramdax", standalone_mode=False)
+        sys.stdout.flush()  # what cannot be written is an error of the command, not of the interpreter's end
     except UsageError as e:
         context = getattr(e, "ctx", None)
         path = context.command_path if context else "engramdax"
@@ -107,10 +108,10 @@ def run(arguments: list[str]) -> int:
     except EngramdaxError as e:
         return _fail(str(e), e.exit_code)
     except BrokenPipeError:
-        # Whoever read the output had enough; Python would complain again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # whoever read it had enough
         return 1
     except OSError as e:
+        _drop_output()
         what = f"{e.filename}: {e.strerror}" if e.filename else str(e)
         return _fail(what, 1)
     except MemoryError:
@@ -118,6 +119,14 @@ def run(arguments: list[str]) -> int:
     if not arguments:
         return USAGE
     return code if isinstance(code, int) else 0
+
+
+def _drop_output() -> None:
+    """Give up what is still to be written: Python would try again at exit, complain, and end with 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, code: int) -> int:

@@ -38,7 +38,7 @@ for n in range(int(sys.argv[3])):
         break
     endings.append(os.waitpid(pid, 0)[1])
 if os.getpid() == parent:
-    print(sorted({os.waitstatus_to_exitcode(status) for status in endings}))
+    print(sorted({os.waitstatus_to_exitcode(status) for status in endings}), flush=True)
     os._exit(0)
 
 signal.alarm(60)
