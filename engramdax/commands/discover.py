@@ -85,6 +85,7 @@ def discover(
         print_line(json.dumps(document(tree, found, comparison)))
     else:
         _print_table(tree, found, comparison)
+    sys.stdout.flush()
     try:
         for change in changes(tree, found):
             if as_json:

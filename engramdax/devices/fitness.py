@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -124,7 +124,7 @@ def assess_dax(tree: Tree, device: DaxDevice, proc: Path = PROC) -> Fitness:
 def _assessments(tree: Tree, proc: Path, known: Mapping[Part, Fitness]) -> Iterator[Fitness]:
     for device in tree.dax_devices:
         if device.size != 0:
-            yield known.get(device) or assess_dax(tree, device, proc)
+            yield replace(known[device], part=device) if device in known else assess_dax(tree, device, proc)
     for region in tree.dax_regions:
         if region.available:
             yield _of_dax_region(region)

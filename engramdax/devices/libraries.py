@@ -46,7 +46,7 @@ _DECLARATIONS: Final = {
         typedef struct ndctl_ctx ndctl_ctx; typedef struct ndctl_bus ndctl_bus;
         typedef struct ndctl_region ndctl_region;
         typedef struct ndctl_namespace ndctl_namespace; typedef struct ndctl_dax ndctl_dax;
-        typedef struct ndctl_pfn ndctl_pfn;
+        typedef struct ndctl_pfn ndctl_pfn; typedef struct ndctl_btt ndctl_btt;
         int ndctl_new(ndctl_ctx **ctx);
         ndctl_ctx *ndctl_unref(ndctl_ctx *ctx);
         ndctl_bus *ndctl_bus_get_first(ndctl_ctx *ctx);
@@ -61,6 +61,10 @@ _DECLARATIONS: Final = {
         int ndctl_namespace_get_mode(ndctl_namespace *ndns);
         ndctl_dax *ndctl_namespace_get_dax(ndctl_namespace *ndns);
         ndctl_pfn *ndctl_namespace_get_pfn(ndctl_namespace *ndns);
+        ndctl_btt *ndctl_namespace_get_btt(ndctl_namespace *ndns);
+        int ndctl_dax_is_enabled(ndctl_dax *dax);
+        int ndctl_pfn_is_enabled(ndctl_pfn *pfn);
+        int ndctl_btt_is_enabled(ndctl_btt *btt);
         int ndctl_dax_get_location(ndctl_dax *dax);
         int ndctl_pfn_get_location(ndctl_pfn *pfn);
         unsigned long ndctl_dax_get_align(ndctl_dax *dax);
@@ -216,17 +220,26 @@ def _namespaces(ffi: cffi.FFI, lib: Any, context: Any) -> Iterator[tuple[str, di
                 size = _number(lib.ndctl_namespace_get_size(one))
                 if not size:  # a seed
                     continue
-                said: dict[str, Any] = {"raw size": size, "enabled": bool(lib.ndctl_namespace_is_enabled(one))}
+                dax, pfn = lib.ndctl_namespace_get_dax(one), lib.ndctl_namespace_get_pfn(one)
+                said: dict[str, Any] = {"raw size": size, "enabled": _is_enabled(ffi, lib, one)}
                 if said["enabled"]:
                     mode = lib.ndctl_namespace_get_mode(one)
                     said["mode"] = _NAMESPACE_MODES[mode] if 0 <= mode < len(_NAMESPACE_MODES) else "unknown"
-                dax, pfn = lib.ndctl_namespace_get_dax(one), lib.ndctl_namespace_get_pfn(one)
                 if dax != ffi.NULL:
                     said["map"] = _LOCATIONS.get(lib.ndctl_dax_get_location(dax))
                     said["align"] = lib.ndctl_dax_get_align(dax)
                 elif pfn != ffi.NULL:
                     said["map"] = _LOCATIONS.get(lib.ndctl_pfn_get_location(pfn))
                 yield _name(ffi, lib.ndctl_namespace_get_devname(one)), said
+
+
+def _is_enabled(ffi: cffi.FFI, lib: Any, namespace: Any) -> bool:
+    """Ask the personality where there is one: what it claims has no driver of its own."""
+    for kind in ("dax", "pfn", "btt"):
+        personality = getattr(lib, f"ndctl_namespace_get_{kind}")(namespace)
+        if personality != ffi.NULL:
+            return bool(getattr(lib, f"ndctl_{kind}_is_enabled")(personality))
+    return bool(lib.ndctl_namespace_is_enabled(namespace))
 
 
 def _nd_known(tree: Tree) -> Said:

@@ -25,6 +25,13 @@ def test_same_state_is_no_change(captured: Captured) -> None:
     assert names(state(tree), state(captured("devdax-h0").read())) == []
 
 
+def test_verdicts_that_are_known_are_kept_for_the_next_state(captured: Captured) -> None:
+    host = captured("devdax-h0")
+    before, now = host.read(), host.read()
+    found = assess(before)
+    assert names(state(before, found), state(now, assess(now, known=found))) == []
+
+
 def test_what_a_region_brings_comes_with_it_and_goes_before_it(captured: Captured) -> None:
     tree = captured("devdax-h0").read()
     (gone,) = (d for d in tree.dax_devices if d.name == "dax2.0")

@@ -135,14 +135,17 @@ time.sleep(600)
 
 def test_user_without_rights_sees_what_there_is_and_what_needs_root(rack: Rack, attached: dict[str, Any]) -> None:
     host = rack.hosts[0]
-    # Imported first, since such a user may not even look into root's home, where the environment may be.
-    program = """import os, sys; from engramdax.commands import main, discover
+    # Run as root first: such a user may not even look into root's home, where what is imported may be.
+    program = """import os, sys; from engramdax.commands import main
+main.run(["discover"]); print("AND NOW", flush=True)
 os.setgroups([]); os.setgid(65534); os.setuid(65534); sys.exit(main.run(["discover"]))"""
     done = host.run(["python", "-c", program], timeout=SECONDS)
-    assert "no permission" in done.stdout
-    assert "can be read by root only: `sudo engramdax discover`" in done.stdout
+    as_root, _, as_user = done.stdout.partition("AND NOW\n")
+    assert "no permission" not in as_root
+    assert as_user.count("no permission") == len(POOLS)
+    assert "can be read by root only: `sudo engramdax discover`" in as_user
     for path in attached[host.name].values():
-        assert path.removeprefix("/dev/") in done.stdout
+        assert path.removeprefix("/dev/") in as_user
 
 
 def wait_for(process: Process, text: str, seconds: float = SECONDS) -> str:
@@ -187,11 +190,13 @@ def test_kmem_memory_is_told_online_and_offline(rack: Rack, attached: dict[str, 
         host.run(f"daxctl reconfigure-device -m system-ram -N {name}")
         offline = by_origin(discover(host))["cxl-ram"]
         host.run(f"daxctl online-memory {name}")
-        online = by_origin(discover(host, WITH_LIBRARIES))
+        found = discover(host, WITH_LIBRARIES)
     finally:
         host.run(f"daxctl offline-memory {name}; daxctl reconfigure-device -m devdax {name}", check=False)
     assert (offline["mode"], offline["online_blocks"], offline["memory_blocks"]) == ("system-ram", 0, 2)
     assert offline["fitness"]["verdict"] == "system-ram-offline"
+    online = by_origin(found)
+    assert found["disagreements"] == []
     assert (online["cxl-ram"]["online_blocks"], online["cxl-ram"]["fitness"]["verdict"]) == (2, "system-ram")
     # What the verdict says to run is what has just been run.
     assert f"daxctl offline-memory {name}" in online["cxl-ram"]["fitness"]["command"]
