@@ -149,9 +149,9 @@ def _print_table(tree: Tree, found: tuple[Fitness, ...], comparison: Comparison)
         columns = ("NAME", "WHAT", ">SIZE", ">ALIGN", "MODE", "MEMDEVS", "STATE")
         print_grid(columns, [_row(f.part, f) for f in found])
     for fitness in found:
-        if fitness.why:
-            helps = f"; `{fitness.command}`" if fitness.command else ""
-            print_line(printable(f"{_called(fitness.part)}: {fitness.why}{helps}"))
+        words = [w for w in (fitness.why, fitness.command and f"`{fitness.command}`") if w]
+        if words:
+            print_line(printable(f"{fitness.part.name}: {'; '.join(words)}"))
     denied = sum(u.denied for u in tree.unread)
     if denied:
         print_line(f"{count_text(denied, 'attribute')} of sysfs can be read by root only: `sudo engramdax discover`")
@@ -165,7 +165,7 @@ def _print_table(tree: Tree, found: tuple[Fitness, ...], comparison: Comparison)
 def _row(part: Part, fitness: Fitness) -> tuple[str, ...]:
     size, align = _size(part), getattr(part, "align", None)
     return (
-        _called(part),
+        part.name,
         _what(part),
         "?" if size is None else size_text(size),
         size_text(align) if align else "",
@@ -196,11 +196,6 @@ def _what(part: Part) -> str:
     return kinds.get(type(part), "memdev")
 
 
-def _called(part: Part) -> str:
-    # A CXL and an nvdimm region may both be region0, a dax region and a dax device dax0.0.
-    return part.name
-
-
 def _memdevs(part: Part) -> str:
     memdevs = (part,) if isinstance(part, Memdev) else part.memdevs if hasattr(part, "memdevs") else ()
     return ", ".join("?" if m.serial is None else f"{m.serial:#x}" for m in memdevs)
@@ -211,7 +206,7 @@ def _line(part: Part, fitness: Fitness | None) -> str:
     words = [_what(part), "" if size is None else size_text(size), str(getattr(part, "mode", None) or "")]
     if fitness is not None:
         words.append(_state(fitness))
-    return printable(f"{_called(part)}: {', '.join(w for w in words if w)}")
+    return printable(f"{part.name}: {', '.join(w for w in words if w)}")
 
 
 COMMANDS = (discover,)
