@@ -433,9 +433,12 @@ static int add_device(struct reader *reader, const struct kind *kind, int device
         result = add_dax_region(reader, folder, path);
     if (result == 0 && kind->is_dax)
         result = add_memory_blocks(reader, items);
+    // What is there under its name by now may be another one that came since.
+    struct stat then, now;
+    const bool gone = fstat(folder, &then) || fstatat(devices, name, &now, 0) || then.st_dev != now.st_dev ||
+                      then.st_ino != now.st_ino;
     close(folder);
-    struct stat status;
-    if (result == 0 && fstatat(devices, name, &status, 0) && (errno == ENOENT || errno == ENODEV)) {
+    if (result == 0 && gone) {
         tree->count = items;
         tree->text_bytes = text;
         reader->block = block;

@@ -242,6 +242,14 @@ def test_hmem_device_at_the_address_of_a_cxl_region_has_its_memdevs(sysfs: Sysfs
     assert (device.origin, [m.serial for m in device.memdevs]) == (Origin.HMEM, [0xABC])
 
 
+def test_nvdimm_region_is_not_taken_for_a_cxl_region_without_targets_of_its_size(sysfs: Sysfs) -> None:
+    sysfs.cxl_region("region5", [""], mode="pmem", resource="0x0")
+    sysfs.device("nd", "LNXSYSTM:00/ndbus0", "nd_bus", provider="ACPI.NFIT")
+    sysfs.device("nd", "LNXSYSTM:00/ndbus0/region0", "nd_region", size=256 * MIB, available_size=0, mappings=0)
+    (region,) = sysfs.read().nd_regions
+    assert region.cxl_region is None
+
+
 def test_disabled_memdev_says_what_enables_it(sysfs: Sysfs) -> None:
     sysfs.memdev(1, "0x1")
     (sysfs.root / "bus/cxl/devices/mem1/driver").unlink()
@@ -291,21 +299,20 @@ def test_devices_that_come_and_go_are_whole_or_not_there(sysfs: Sysfs) -> None:
     for number in range(8):
         sysfs.dax(f"dax{number}.0", f"platform/hmem.{number}")
     links = [sysfs.root / "bus/dax/devices" / f"dax{number}.0" for number in range(8)]
-    away = sysfs.root / "away"
-    away.mkdir()
+    new = sysfs.root / "new"
     over = threading.Event()
     turns = 0
 
     def come_and_go() -> None:
         nonlocal turns
         while not over.is_set():
-            # As the kernel does it: the link first, then the folder; and back.
             for link in links[1::2]:
-                place = link.resolve()
-                target = link.readlink()
+                place, target = link.resolve(), link.readlink()
+                shutil.copytree(place, new, symlinks=True)
+                # As the kernel does it: the link first, then attribute by attribute; and whole when it comes again.
                 link.unlink()
-                place.rename(away / place.name)
-                (away / place.name).rename(place)
+                shutil.rmtree(place)
+                new.rename(place)
                 link.symlink_to(target)
             turns += 1
 
@@ -423,7 +430,8 @@ def test_node_that_is_root_s_alone_needs_root(open_sysfs: Sysfs) -> None:
 def test_attributes_that_are_no_files_are_errors_of_their_own(sysfs: Sysfs) -> None:
     place = sysfs.dax("dax0.0", size=None, align=None, target_node=None)
     os.mkfifo(place / "size")  # must not block
-    (place / "align").symlink_to("/proc/self/mem")
+    (place / "elsewhere").write_text("4096\n")
+    (place / "align").symlink_to("elsewhere")
     (place / "target_node").mkdir()
     tree = sysfs.read()
     assert (one(tree).size, one(tree).align, one(tree).target_node) == (None, None, None)
