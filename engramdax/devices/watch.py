@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+import select
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from engramdax.devices.fitness import Fitness, Verdict, assess
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from engramdax.devices.tree import Tree
 
 SUBSYSTEMS: Final = ("dax", "nd", "cxl", "memory", "block")
-UDEVD: Final = Path("/run/udev/control")
+SOURCES: Final = ("kernel", "udev")
+"""Both: whether a udevd runs cannot be told from what it leaves behind, and it may start or end meanwhile."""
+
 SETTLE_SECONDS: Final = 0.2
 """How long nothing happens before it is looked at what has happened: a region brings a dozen events."""
 
@@ -38,7 +40,7 @@ class Change:
 def changes(tree: Tree, found: tuple[Fitness, ...]) -> Iterator[Change]:
     """Wait for changes against this state, for ever.
 
-    Events come through udevd where one runs, when its rules have been applied, else from the kernel.
+    Events come from the kernel, and again from udevd where one runs, when its rules have been applied.
     EngramdaxError where events cannot be had. The events are subscribed to when the first change is asked for; what
     happened between the reading of `tree` and then is found all the same.
     """
@@ -85,20 +87,29 @@ class _Events:
             import pyudev  # noqa: PLC0415 - it loads libudev, which only this needs
         except ImportError as e:
             raise EngramdaxError(f"--watch needs pyudev and libudev: {e}", remedy="install libudev1") from None
+        self._ready = select.poll()
+        self._monitors: dict[int, Any] = {}
         try:
-            source = "udev" if UDEVD.exists() else "kernel"
-            self._monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source)
-            for subsystem in SUBSYSTEMS:
-                self._monitor.filter_by(subsystem)
-            self._monitor.start()
+            context = pyudev.Context()
+            for source in SOURCES:
+                monitor = pyudev.Monitor.from_netlink(context, source)
+                for subsystem in SUBSYSTEMS:
+                    monitor.filter_by(subsystem)
+                monitor.start()
+                self._monitors[monitor.fileno()] = monitor
+                self._ready.register(monitor.fileno(), select.POLLIN)
         except OSError as e:
             raise EngramdaxError(f"cannot listen to the kernel's events: {e.strerror or e}") from None
 
     def wait(self) -> set[str]:
         """Wait for an event, and until they are over; give the names of the devices concerned."""
-        named: set[str] = set()
-        device, end = self._monitor.poll(), time.monotonic() + 10 * SETTLE_SECONDS
-        while device is not None:
-            named.add(device.sys_name)
-            device = self._monitor.poll(SETTLE_SECONDS) if time.monotonic() < end else None
+        named = self._next(None)
+        end = time.monotonic() + 10 * SETTLE_SECONDS
+        while time.monotonic() < end and (more := self._next(SETTLE_SECONDS)):
+            named |= more
         return named
+
+    def _next(self, seconds: float | None) -> set[str]:
+        ready = self._ready.poll(None if seconds is None else seconds * 1000)
+        devices = [self._monitors[fd].poll(0) for fd, _ in ready]
+        return {device.sys_name for device in devices if device is not None}
