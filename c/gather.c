@@ -14,12 +14,13 @@
 enum {
     // A chunk is at most this much output, some microseconds, so that one that is held up holds up little; and
     // at least this much, against some hundred nanoseconds for its ticket and its first row, which nobody fetched
-    // ahead. Between the two, each thread gets one.
+    // ahead. Between the two, each thread gets two, so that who comes late finds half of its work done.
     MOST_CHUNK_BYTES = 28 << 10,
     LEAST_CHUNK_BYTES = 6 << 10,
-    // Per thread this much output is worth being woken for (16 cores, Xeon, DRAM: 4 threads are best near
-    // 400 rows of 264 bytes, all 16 from 1,500 on), and less than this no other thread at all.
-    BYTES_PER_THREAD = 24 << 10,
+    CHUNKS_PER_THREAD = 2,
+    // Per thread this much output is worth being woken for (16 cores, Xeon, DRAM: 8 to 12 threads are best near
+    // 400 rows of 264 bytes, all 16 from 1,000 on), and less than this no other thread at all.
+    BYTES_PER_THREAD = 12 << 10,
     INLINE_BYTES = 40 << 10,
     FETCHED_EARLY = 24, // rows: one token's of DeepSeek-V4.1, as many as a core translates addresses for at once
     // Output that will not be read from the caches anyway goes past them, and is not read in first.
@@ -221,7 +222,7 @@ static int plan(struct run *run, const struct ed_request *requests, uint64_t cou
     for (uint64_t r = 0; r < count; r++)
         bytes += requests[r].count * requests[r].table->row_bytes;
     const uint64_t worth = 1 + bytes / BYTES_PER_THREAD, limit = (uint64_t)ed_team_limit();
-    const uint64_t threads = worth < limit ? worth : limit, share = bytes / threads + 1;
+    const uint64_t threads = worth < limit ? worth : limit, share = bytes / threads / CHUNKS_PER_THREAD + 1;
     run->chunk_bytes = share < LEAST_CHUNK_BYTES  ? LEAST_CHUNK_BYTES
                        : share > MOST_CHUNK_BYTES ? MOST_CHUNK_BYTES
                                                   : share;
@@ -395,7 +396,7 @@ static uint64_t random_next(uint64_t *state)
 
 int ed_gather_calibrate(const struct ed_table *table, uint64_t samples, double *nanoseconds)
 {
-    static const uint32_t distances[] = {4, 8, 12, 16, 24, 32, 48};
+    static const uint32_t distances[] = {2, 4, 8, 16, 24, 32, 48, ED_MAX_AHEAD};
     enum { ROUNDS = 3 };
     int64_t *ids = malloc(samples * sizeof *ids);
     uint8_t *out = malloc(samples * table->row_bytes);

@@ -13,10 +13,14 @@
 
 enum {
     SLOTS = 64,
+    // As many threads as may be in a job: beyond them no more memory bandwidth is to be had.
+    CELLS = 64,
     // Two wake two each, and so on: the caller pays for two wake-ups, not for all.
     WOKEN_AT_ONCE = 2,
     SPINS_BETWEEN_CLOCKS = 32,
     DEFAULT_SPIN_US = 100,
+    // How often an awake worker looks at a job before it takes the place of another that does not come.
+    PATIENCE = 256,
     // A worker that was descheduled in mid-chunk may wait for the very CPU that its caller spins on.
     SPINS_BEFORE_YIELD = 2000,
     // Yielding lets no other thread run where the caller is of a real-time class: it has to sleep.
@@ -24,22 +28,29 @@ enum {
     SLEEP_NS = 50 * 1000,
 };
 
-// A slot's word: chunks of its job in the high half, the next one to take in the low half. Whoever adds one to it
-// and finds the former value below the number of chunks has that chunk, of whatever job the slot then holds: its
+// A cell's word: the end of its range of chunks in the high half, the next one to take in the low half. Whoever adds
+// one to it and finds the former low half below the high one has that chunk, of whatever job the slot then holds: its
 // fields stay until the chunk is done. So a worker that was slow to look takes a ticket of a later job and no harm
 // is done; it may only be one helper more than that job asked for.
 typedef uint64_t ticket;
 #define NEXT(t) ((uint32_t)(t))
-#define CHUNKS(t) ((uint32_t)((t) >> 32))
+#define END(t) ((uint32_t)((t) >> 32))
+
+// The part of a job that one thread begins with, on lines of its own (128 bytes: they are fetched in pairs): threads
+// that all took tickets from one word would wait for each other's turn at its line, which costs sixteen of them as
+// much as the rows of a token. Those who are done with theirs take from the others'.
+struct cell {
+    _Alignas(128) _Atomic ticket word;
+    _Atomic uint32_t done;  // chunks of this cell that are done
+    _Atomic uint32_t taken; // whether a worker has begun with this cell
+};
 
 struct slot {
-    _Alignas(128) _Atomic ticket word;
-    // Written before the word that opens them to claims, and left alone until all claimed chunks are done.
-    ed_chunk_function run;
-    void *context;
-    // Apart from the word: claims and completions would pull one line to and fro.
-    _Alignas(128) _Atomic uint32_t done;
-    _Alignas(128) _Atomic int seats; // helpers that the job still wants
+    // Written before the words that open them to claims, and left alone until all claimed chunks are done.
+    _Alignas(128) ed_chunk_function run;
+    _Atomic(void *) context;
+    _Atomic uint32_t cells; // of the job; the first is the caller's
+    struct cell cell[CELLS];
 };
 
 static struct slot slots[SLOTS];
@@ -70,35 +81,63 @@ static int64_t now_ns(void)
     return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-// Take a ticket of the slot's present job; false where there is none left.
-static bool claim(struct slot *slot, uint64_t *chunk)
+// Have a cell's line on its way here, to be written: several of them travel at once.
+static inline void fetch_to_write(const struct cell *cell)
 {
-    // One atomic addition, not a compare-and-swap: sixteen threads that begin at once would each fail many times.
-    // Looked at first, because idle workers come by without end.
-    ticket t = atomic_load_explicit(&slot->word, memory_order_relaxed);
-    if (NEXT(t) >= CHUNKS(t))
+#if defined(__x86_64__)
+    __asm__ volatile("prefetchw %0" : : "m"(*(const char *)cell));
+#else
+    __builtin_prefetch(cell, 1);
+#endif
+}
+
+// Take a chunk of a cell; false where there is none left.
+static bool claim(struct cell *cell, uint32_t *chunk)
+{
+    // Looked at first: an addition takes the line away from its owner, and idle workers come by without end.
+    ticket t = atomic_load_explicit(&cell->word, memory_order_relaxed);
+    if (NEXT(t) >= END(t))
         return false;
-    t = atomic_fetch_add_explicit(&slot->word, 1, memory_order_acquire);
+    t = atomic_fetch_add_explicit(&cell->word, 1, memory_order_acquire);
     *chunk = NEXT(t);
-    return NEXT(t) < CHUNKS(t);
+    return NEXT(t) < END(t);
 }
 
-// Take one of the places for helpers of the slot's job.
-static bool take_seat(struct slot *slot)
+// Do chunks, or only count them as done, until there are none left: those of cell `place` first, then the others'.
+static void work_off(struct slot *slot, uint32_t place, bool run)
 {
-    return atomic_load_explicit(&slot->seats, memory_order_relaxed) > 0 &&
-           atomic_fetch_sub_explicit(&slot->seats, 1, memory_order_relaxed) > 0;
+    const uint32_t cells = atomic_load_explicit(&slot->cells, memory_order_relaxed);
+    for (uint32_t i = 0; i < cells; i++) {
+        struct cell *cell = &slot->cell[(place + i) % cells];
+        uint32_t chunk;
+        while (claim(cell, &chunk)) {
+            if (run)
+                slot->run(atomic_load_explicit(&slot->context, memory_order_relaxed), chunk);
+            atomic_fetch_add_explicit(&cell->done, 1, memory_order_release);
+        }
+    }
 }
 
-static bool claimable_in(struct slot *slot)
+static bool take(struct cell *cell)
 {
-    const ticket t = atomic_load(&slot->word);
-    return NEXT(t) < CHUNKS(t) && atomic_load(&slot->seats) > 0;
+    return !atomic_load_explicit(&cell->taken, memory_order_relaxed) &&
+           !atomic_exchange_explicit(&cell->taken, 1, memory_order_relaxed);
 }
 
-static void finish(struct slot *slot)
+// Tell whether the job has chunks and a place that nobody has taken, or take such a place.
+static bool find_place(struct slot *slot, bool take_it, uint32_t *place)
 {
-    atomic_fetch_add_explicit(&slot->done, 1, memory_order_release);
+    const uint32_t cells = atomic_load_explicit(&slot->cells, memory_order_relaxed);
+    bool left = false, found = false;
+    for (uint32_t i = 0; i < cells && !(left && found); i++) {
+        const ticket t = atomic_load_explicit(&slot->cell[i].word, memory_order_relaxed);
+        left = left || NEXT(t) < END(t);
+        if (i > 0 && !found && !atomic_load_explicit(&slot->cell[i].taken, memory_order_relaxed)) {
+            found = true;
+            *place = i;
+        }
+    }
+    return left && found && (!take_it || take(&slot->cell[*place]));
 }
 
 static void wake(int count)
@@ -109,26 +148,38 @@ static void wake(int count)
     syscall(SYS_futex, &signals, FUTEX_WAKE_PRIVATE, count, NULL, NULL, 0);
 }
 
-// Help every posted job as long as it has chunks; tell whether there were any.
-static bool help(unsigned first)
+// The place of worker `self` in jobs of this slot: always the same, so that it finds the lines of the last job in its
+// caches; another in each slot, so that small jobs side by side go to different workers.
+static uint32_t place_of(unsigned self, unsigned slot)
+{
+    const int others = atomic_load_explicit(&workers, memory_order_relaxed); // 0 for the first, at its first look
+    return 1 + (self + slot * 5) % (unsigned)(others > 0 ? others : 1);
+}
+
+// Help the posted jobs as long as they have chunks and places; tell whether there were any. Who is not `patient` also
+// takes places that are not his.
+static bool help(unsigned self, bool patient)
 {
     bool helped = false;
-    uint64_t open = atomic_load_explicit(&posted, memory_order_acquire);
+    const uint64_t open = atomic_load_explicit(&posted, memory_order_acquire);
     for (unsigned i = 0; i < SLOTS && open; i++) {
-        const unsigned s = (first + i) % SLOTS;
+        const unsigned s = (self * 7 + i) % SLOTS; // begin at different jobs
         if (!(open >> s & 1))
             continue;
         struct slot *slot = &slots[s];
-        uint64_t chunk;
-        if (!claimable_in(slot) || !take_seat(slot))
+        // Its lines come from the caller's cache: on their way while a place is taken.
+        const char *context = atomic_load_explicit(&slot->context, memory_order_relaxed);
+        __builtin_prefetch(context);
+        __builtin_prefetch(context + 64);
+        uint32_t place = place_of(self, s);
+        const bool own = place < atomic_load_explicit(&slot->cells, memory_order_relaxed) && take(&slot->cell[place]);
+        if (!own && (patient || !find_place(slot, true, &place)))
             continue;
-        if (claimable_in(slot))
+        uint32_t another;
+        if (atomic_load_explicit(&sleepers, memory_order_relaxed) && find_place(slot, false, &another))
             wake(WOKEN_AT_ONCE);
-        while (claim(slot, &chunk)) {
-            slot->run(slot->context, chunk);
-            finish(slot);
-            helped = true;
-        }
+        work_off(slot, place, true);
+        helped = true;
     }
     return helped;
 }
@@ -136,7 +187,8 @@ static bool help(unsigned first)
 static bool claimable(void)
 {
     for (uint64_t open = atomic_load(&posted); open; open &= open - 1) {
-        if (claimable_in(&slots[__builtin_ctzll(open)]))
+        uint32_t place;
+        if (find_place(&slots[__builtin_ctzll(open)], false, &place))
             return true;
     }
     return false;
@@ -144,15 +196,16 @@ static bool claimable(void)
 
 static void *work(void *argument)
 {
-    const unsigned first = (unsigned)(uintptr_t)argument * 7; // begin at different jobs
+    const unsigned self = (unsigned)(uintptr_t)argument;
     int64_t idle_since = now_ns();
-    for (unsigned spins = 0;;) {
-        if (help(first)) {
+    unsigned looks = 0; // since it last helped or slept
+    for (;;) {
+        if (help(self, looks % PATIENCE != 0)) {
             idle_since = now_ns();
-            continue;
+            looks = 0;
         }
         relax();
-        if (++spins % SPINS_BETWEEN_CLOCKS)
+        if (++looks % SPINS_BETWEEN_CLOCKS)
             continue;
         if (now_ns() - idle_since < atomic_load_explicit(&spin_us, memory_order_relaxed) * 1000LL)
             continue;
@@ -162,6 +215,7 @@ static void *work(void *argument)
             syscall(SYS_futex, &signals, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
         atomic_fetch_sub(&sleepers, 1);
         idle_since = now_ns();
+        looks = 0;
     }
     return NULL;
 }
@@ -257,6 +311,12 @@ static int take_slot(void)
     return -1;
 }
 
+// The chunk that a cell begins with.
+static uint64_t first_chunk(const struct ed_job *job, uint32_t cell, uint32_t cells)
+{
+    return (uint64_t)job->chunks * cell / cells;
+}
+
 void ed_team_post(struct ed_job *job, int helpers)
 {
     job->slot = -1;
@@ -270,11 +330,19 @@ void ed_team_post(struct ed_job *job, int helpers)
         return; // as many jobs at once as there are places: enough work for everybody
     start_workers(helpers);
     struct slot *slot = &slots[job->slot];
+    const uint32_t cells = 1 + (uint32_t)(helpers < CELLS ? helpers : CELLS - 1);
+    for (uint32_t i = 0; i < cells; i++)
+        fetch_to_write(&slot->cell[i]);
     slot->run = job->run;
-    slot->context = job->context;
-    atomic_store_explicit(&slot->done, 0, memory_order_relaxed);
-    atomic_store_explicit(&slot->seats, helpers, memory_order_relaxed);
-    atomic_store_explicit(&slot->word, (ticket)job->chunks << 32, memory_order_release);
+    atomic_store_explicit(&slot->context, job->context, memory_order_relaxed);
+    atomic_store_explicit(&slot->cells, cells, memory_order_relaxed);
+    for (uint32_t i = 0; i < cells; i++) {
+        struct cell *cell = &slot->cell[i];
+        const ticket begin = first_chunk(job, i, cells), end = first_chunk(job, i + 1, cells);
+        atomic_store_explicit(&cell->done, 0, memory_order_relaxed);
+        atomic_store_explicit(&cell->taken, 0, memory_order_relaxed);
+        atomic_store_explicit(&cell->word, end << 32 | begin, memory_order_release);
+    }
     atomic_fetch_or(&posted, 1ull << job->slot);
     wake(helpers < WOKEN_AT_ONCE ? helpers : WOKEN_AT_ONCE);
 }
@@ -290,7 +358,12 @@ bool ed_team_done(const struct ed_job *job)
 {
     if (alone(job))
         return job->chunks == 0;
-    return atomic_load_explicit(&slots[job->slot].done, memory_order_acquire) == job->chunks;
+    const struct slot *slot = &slots[job->slot];
+    const uint32_t cells = atomic_load_explicit(&slot->cells, memory_order_relaxed);
+    uint32_t done = 0;
+    for (uint32_t i = 0; i < cells; i++)
+        done += atomic_load_explicit(&slot->cell[i].done, memory_order_acquire);
+    return done == job->chunks;
 }
 
 // Take the tickets that are left, do their chunks or only count them as done, and wait for the others.
@@ -303,19 +376,21 @@ static void end(struct ed_job *job, bool run)
         return;
     }
     struct slot *slot = &slots[job->slot];
-    uint64_t chunk;
-    while (claim(slot, &chunk)) {
-        if (run)
-            job->run(job->context, chunk);
-        finish(slot);
-    }
-    for (unsigned spins = 0; !ed_team_done(job); spins++) {
-        if (spins < SPINS_BEFORE_YIELD)
-            relax();
-        else if (spins < SPINS_BEFORE_SLEEP)
-            sched_yield();
-        else
-            nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
+    work_off(slot, 0, run);
+    const uint32_t cells = atomic_load_explicit(&slot->cells, memory_order_relaxed);
+    unsigned spins = 0;
+    for (uint32_t i = 0; i < cells; i++) {
+        // One cell after the other: a look at one whose chunks are being done takes its line away from who does them.
+        const uint32_t chunks = (uint32_t)(first_chunk(job, i + 1, cells) - first_chunk(job, i, cells));
+        while (atomic_load_explicit(&slot->cell[i].done, memory_order_acquire) != chunks) {
+            if (spins < SPINS_BEFORE_YIELD)
+                relax();
+            else if (spins < SPINS_BEFORE_SLEEP)
+                sched_yield();
+            else
+                nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
+            spins++;
+        }
     }
     atomic_fetch_and(&posted, ~(1ull << job->slot));
     atomic_fetch_and(&taken, ~(1ull << job->slot));

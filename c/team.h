@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The team: the worker threads of this process, shared by all gathers.
 //
-// A job is a number of chunks and a function that does one. Its caller puts it up, takes chunks itself by
-// ticket like everybody else, and waits until all chunks are done, not until all threads are: a worker that
-// was descheduled before it took a ticket holds nobody up, as it would at an OpenMP join. Concurrent jobs
-// share the workers. Workers never call into Python or CUDA; they are started when a job first wants
-// them, spin for a while after work and then sleep. A forked child starts its own.
+// A job is a number of chunks and a function that does one. Its caller puts it up, in equal ranges of chunks, one for
+// each thread. Everybody, the caller too, takes chunks by ticket, of the own range first, then of the others', and the
+// caller waits until all chunks are done, not until all threads are: a worker that was descheduled before it took a
+// ticket holds nobody up, as it would at an OpenMP join. Concurrent jobs share the workers. Workers never call into
+// Python or CUDA; they are started when a job first wants them, spin for a while after work and then sleep. A forked
+// child starts its own.
 #ifndef ENGRAMDAX_TEAM_H
 #define ENGRAMDAX_TEAM_H
 
@@ -29,7 +30,7 @@ struct ed_job {
     uint32_t forks;  // the process that put it up
 };
 
-// Put a job up for at most `helpers` workers; it stays valid until ed_team_wait() or ed_team_drop()
+// Put a job up for at most `helpers` workers, 63 at most; it stays valid until ed_team_wait() or ed_team_drop()
 // returns, of which one must be called. Where no place or no worker is to be had, nobody helps and
 // ed_team_wait() does all of it.
 void ed_team_post(struct ed_job *job, int helpers);

@@ -190,18 +190,19 @@ class Table:
         Raises PoisonedRowsError where memory under rows cannot be read; all other rows are right then.
         """
         # Types that numpy has built in are single objects: comparing them so keeps the usual call short.
-        if type(ids) is np.ndarray and (ids.dtype is _INT64 or ids.dtype is _INT32):
+        if type(ids) is np.ndarray and ((dtype := ids.dtype) is _INT64 or dtype is _INT32):
             id_array = ids
         else:
             id_array = buffers.id_array(ids)
-        shape = (*id_array.shape, self._items)
+            dtype = id_array.dtype
+        shape, count = (*id_array.shape, self._items), id_array.size
         if out is None:
             result = np.empty(shape, self._dtype)
         elif type(out) is np.ndarray and out.dtype is self._dtype and out.shape == shape:
             result = out
         else:
-            result = buffers.out_bytes(out, id_array.size, self.row_bytes).view(self._dtype).reshape(shape)
-        flags = _IDS_64 if id_array.dtype is _INT64 else 0
+            result = buffers.out_bytes(out, count, self.row_bytes).view(self._dtype).reshape(shape)
+        flags = _IDS_64 if dtype is _INT64 else 0
         if per_head or invalid != "raise":
             flags = self._flags(id_array, per_head=per_head, invalid=invalid)
         try:
@@ -213,7 +214,7 @@ class Table:
         outcome = _gather_one(
             self._core,
             id_pointer,
-            id_array.size,
+            count,
             flags,
             out_pointer,
             0 if threads is None else thread_count(threads),

@@ -49,8 +49,9 @@ def open_media(path: Path, *, writable: bool) -> Opened:
         raise
 
 
-ROWS_AHEAD: Final = 12
-"""How many rows ahead a gather prefetches from DRAM, where 8 to 16 are equally good."""
+AHEAD_BYTES: Final = 12 << 10
+"""How far ahead a gather prefetches from DRAM, where 8 to 16 KiB are equally good."""
+LEAST_ROWS_AHEAD: Final = 3
 
 MAX_ROWS_AHEAD: Final = int(lib.ED_MAX_AHEAD)
 CALIBRATION_ROWS: Final = 4096
@@ -64,7 +65,8 @@ class Attachment:
     """
 
     def __init__(self, path: Path, *, tune: int | Literal["auto"] | None = None) -> None:
-        self._tune = tune
+        self._tune: int | str | None = tune
+        self._ahead_bytes = AHEAD_BYTES
         self._tuning = threading.Lock()
         opened = open_media(path, writable=False)
         self.fd, self.backing, self.mapping, self.media = (
@@ -87,13 +89,13 @@ class Attachment:
         """Give the distance of prefetching for this pool, measured at the first call where it has to be."""
         with self._tuning:
             if self._tune is None:
-                self._tune = "auto" if self.backing.kind is Kind.DEVDAX else ROWS_AHEAD
-            if self._tune == "auto":
-                if core_table.rows < CALIBRATION_ROWS:
-                    return ROWS_AHEAD  # all of it fits a cache
-                core_table.rows_ahead = ROWS_AHEAD
-                self._tune = int(lib.ed_gather_calibrate(core_table, CALIBRATION_ROWS, ffi.new("double *")))
-            return self._tune
+                self._tune = "auto" if self.backing.kind is Kind.DEVDAX else "dram"
+            row_bytes = int(core_table.row_bytes)
+            if self._tune == "auto" and core_table.rows >= CALIBRATION_ROWS:  # fewer fit a cache
+                core_table.rows_ahead = _rows_in(self._ahead_bytes, row_bytes)
+                rows = int(lib.ed_gather_calibrate(core_table, CALIBRATION_ROWS, ffi.new("double *")))
+                self._ahead_bytes, self._tune = rows * row_bytes, "measured"
+            return self._tune if isinstance(self._tune, int) else _rows_in(self._ahead_bytes, row_bytes)
 
     def read_directory(self) -> Found[Directory]:
         """Read the current directory and pin its generation; the caller unpins it.
@@ -111,6 +113,10 @@ class Attachment:
         finally:
             self.pins.unpin(0)
         return found
+
+
+def _rows_in(ahead_bytes: int, row_bytes: int) -> int:
+    return min(max(ahead_bytes // row_bytes, LEAST_ROWS_AHEAD), MAX_ROWS_AHEAD)
 
 
 def check_admitted(superblock: Superblock, directory: Directory, path: Path) -> None:

@@ -63,7 +63,7 @@ def start_load(program: Path, large_pool: Path, source: Path) -> Iterator[Start]
 
     def start() -> subprocess.Popen[str]:
         # A shell without job control lets its background processes ignore SIGINT, and children inherit that.
-        default = ["env", "--default-signal=INT", str(program)]
+        default = ["env", "--default-signal=INT,TERM", str(program)]
         load = ["load", str(source), "--row-bytes", "512", "--name", "half", "--pool", str(large_pool)]
         process = subprocess.Popen([*default, *load], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         started.append(process)
@@ -97,12 +97,18 @@ def kept_is_intact(pool: Path, kept: np.ndarray[Any, Any]) -> None:
     np.testing.assert_array_equal(table.gather(np.arange(len(kept))), kept)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_publishes_nothing_and_frees_the_space(
-    command: Callable[..., Outcome], large_pool: Path, kept: np.ndarray[Any, Any], start_load: Start
+    command: Callable[..., Outcome],
+    large_pool: Path,
+    kept: np.ndarray[Any, Any],
+    start_load: Start,
+    *,
+    number: signal.Signals,
 ) -> None:
     before = seen(command, large_pool)
     process = start_load()
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     ended(process).failed(1, "interrupted", "nothing unfinished is published")
     assert seen(command, large_pool) == before
     kept_is_intact(large_pool, kept)

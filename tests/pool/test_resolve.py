@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from engramdax.pool.records import known_pools, read_records, resolve
 from engramdax.pool.steps import carry_out
 
 MakePool = Callable[..., Path]
+MIB = 1 << 20
 
 
 def test_a_path_is_itself_whether_something_is_there_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,3 +133,50 @@ def test_a_removed_pool_is_forgotten(make_pool: MakePool) -> None:
     carry_out(plan_removal(path, force=False).steps)
     assert not path.exists()
     assert read_records() == []
+
+
+HOMELESS = """
+import os, pwd, sys
+from pathlib import Path
+from engramdax import host
+from engramdax.errors import BackingError
+from engramdax.pool import records
+os.setgroups([])
+os.setresgid(65534, 65534, 65534)
+os.setresuid(65534, 65534, 65534)
+def no_entry(uid):
+    raise KeyError(uid)
+pwd.getpwuid = no_entry
+"""
+"""A user without rights and without a home, from when all is imported: the interpreter may be root's alone."""
+
+
+def homeless(code: str, *arguments: Path) -> str:
+    if os.geteuid() != 0:
+        pytest.skip("only root may become another user")
+    done = subprocess.run(
+        [sys.executable, "-c", HOMELESS + code, *map(str, arguments)],
+        env={"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_a_user_without_a_home_finds_what_root_provisioned(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        monkeypatch.setenv("ENGRAMDAX_STATE_DIR", str(folder / "state"))
+        path = folder / "shelf.pool"
+        carry_out(plan_file(path, 32 * MIB, name="shelf", consent=Consent()).steps)
+        path.chmod(0o644)
+        find = "records.SYSTEM_STATE = Path(sys.argv[1])\nprint(records.resolve('shelf'))"
+        assert homeless(find, folder / "state") == f"{path}\n"
+
+
+def test_a_user_without_a_home_is_told_what_to_set() -> None:
+    told = homeless("try:\n    host.state_dir()\nexcept BackingError as e:\n    print(e)")
+    assert told == "this user has no home directory; set ENGRAMDAX_STATE_DIR and ENGRAMDAX_RUN_DIR\n"

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import numpy as np
 import pytest
@@ -15,9 +15,11 @@ from file_bytes import overwrite, read_bytes
 from processes import HOLD_TABLE, HOLD_WRITER, process
 
 import engramdax
+from engramdax.backing import Backing, inspect
 from engramdax.errors import BusyError, FormatError, SpaceError, TableExistsError, TableNotFoundError
 from engramdax.format.directory import LOADING, Directory
 from engramdax.format.geometry import MIB, Extent
+from engramdax.locks import WriterLock
 from engramdax.pool.volume import publish
 from engramdax.pool.writer import Writer
 
@@ -376,3 +378,22 @@ def test_publishing_over_a_bad_slot_keeps_the_good_one_until_the_other_is_whole(
         publish(writer.media, writer.superblock, replace(writer.directory, generation=90))
         good = SLOTS[1 - bad]
         assert order == [SLOTS[bad] + 64, SLOTS[bad], good + 64, good]
+
+
+def test_the_lock_is_on_the_file_that_was_opened_not_on_what_has_its_name_since(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, newcomer = make_pool(), make_pool()
+    opened = path.with_name("opened")
+    opened.hardlink_to(path)
+
+    def lock_after_a_swap(backing: Backing, pool: UUID, *, of: int | None = None) -> WriterLock:
+        newcomer.replace(path)
+        return WriterLock(backing, pool, of=of)
+
+    monkeypatch.setattr("engramdax.pool.writer.WriterLock", lock_after_a_swap)
+    with Writer(path) as writer:
+        pool = writer.superblock.pool
+        with pytest.raises(BusyError):
+            WriterLock(inspect(opened), pool)
+        WriterLock(inspect(path), pool).release()
