@@ -429,12 +429,15 @@ def _note_missing_user(plan: Plan) -> None:
 
 
 def _check_directories() -> None:
+    remedy = f"look at {TMPFILES} and its neighbours"
     for directory in (SYSTEM_RUN, SYSTEM_STATE):
+        if not directory.is_dir():
+            raise BackingError(f"systemd-tmpfiles did not make {directory}", remedy=remedy)
         status = directory.stat()
         if (status.st_uid, status.st_gid) != _ids() or status.st_mode & stat.S_IWOTH:
+            mode = stat.S_IMODE(status.st_mode)
             raise BackingError(
-                f"systemd-tmpfiles left {directory} to uid {status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}",
-                remedy=f"look at /etc/tmpfiles.d and {TMPFILES}",
+                f"systemd-tmpfiles left {directory} to uid {status.st_uid} with mode {mode:o}", remedy=remedy
             )
 
 
