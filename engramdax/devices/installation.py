@@ -46,6 +46,9 @@ WANTED: Final = Path("/etc/systemd/system/multi-user.target.wants/engramdax-join
 """What `systemctl enable` would make."""
 
 MODPROBE: Final = Path("/etc/modprobe.d/engramdax.conf")
+SYSTEMD: Final = Path("/run/systemd/system")
+"""There while systemd is the service manager (sd_booted(3))."""
+
 PROGRAM_SECONDS: Final = 60
 _PLACE_FOR_PROGRAM: Final = b"@ENGRAMDAX@"
 _DIRECTORY_MODE: Final = 0o755
@@ -353,6 +356,8 @@ def _activate(plan: Plan, *, keep_kmem_off: bool) -> list[Step]:
         )
     steps.append(Step(f"let group {USER} use what is in {SYSTEM_STATE}", _hand_over))
     steps += _reload(plan)
+    if not SYSTEMD.is_dir():
+        plan.notes.append("systemd does not run here: nothing runs `engramdax provision --join` at boot")
     if keep_kmem_off:
         plan.notes += _kmem_notes()
     return steps
@@ -369,10 +374,7 @@ def _reload(plan: Plan) -> list[Step]:
         steps.append(_program_step([program, "control", "--reload"]))
         trigger = [program, "trigger", "--settle", "--action=change", "--subsystem-match=dax"]
         steps.append(Step(f"run {' '.join(trigger)}", lambda: _run_or_note(plan, trigger)))
-    systemctl = shutil.which("systemctl")
-    if systemctl is None or not Path("/run/systemd/system").is_dir():
-        plan.notes.append("systemd does not run here: nothing runs `engramdax provision --join` at boot")
-    else:
+    if (systemctl := shutil.which("systemctl")) and SYSTEMD.is_dir():
         steps.append(_program_step([systemctl, "daemon-reload"]))
     return steps
 
