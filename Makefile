@@ -6,7 +6,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 CORE := engramdax/_core.abi3.so
-CORE_SOURCES := $(wildcard c/*.c c/*.h c/core.cdef c/build.py)
+CORE_SOURCES := $(wildcard c/*.c c/*.h c/core.cdef c/build.py udev/*)
 SANITIZERS := address,undefined
 
 .PHONY: demo test lint sanitize tsan bench wheel tools tools-for-tests clean
@@ -22,7 +22,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror c/*.c c/*.h
+	$(BIN)/clang-format --dry-run -Werror c/*.c c/*.h udev/*.c udev/*.h
 
 # The tests of everything that runs in C, under AddressSanitizer and UBSan.
 sanitize: $(VENV)/.test
@@ -61,4 +61,4 @@ $(VENV)/.test: pyproject.toml $(CORE_SOURCES) | $(BIN)/python tools-for-tests
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist $(CORE)
+	rm -rf $(VENV) build dist $(CORE) engramdax/_udev

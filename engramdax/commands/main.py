@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from engramdax.commands import bench, demo, discover, gather, hot, load, provision, show, trace
+from engramdax.commands import bench, demo, discover, gather, hot, load, provision, show, trace, udev
 from engramdax.errors import EngramdaxError
 from engramdax.version import __version__
 
@@ -57,7 +57,7 @@ def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
 for module in (discover, provision, load, show, gather, trace, demo):
     for command in module.COMMANDS:
         app.command()(_interruptible(command))
-for group in (hot, bench):
+for group in (hot, udev, bench):
     below = typer.Typer(name=group.GROUP, help=group.__doc__, rich_markup_mode=None)
     for name, command in group.COMMANDS.items():
         below.command(name)(_interruptible(command))

@@ -8,12 +8,14 @@ import stat
 import syslog
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4
 
 from engramdax import hugepages
 from engramdax.backing import Backing, Kind, inspect
+from engramdax.devices import udev
 from engramdax.errors import (
     BackingError,
     EngramdaxError,
@@ -166,8 +168,13 @@ def plan_device(path: Path, *, name: str, shared: bool, consent: Consent) -> Pla
     forgotten = _check_contents(path, consent)
     superblock = new_superblock(name, backing.size, shared=shared)
     record = Record(str(superblock.pool), name, str(path))
-    steps = _pool_steps(path, superblock, record, consent, forgotten)
+    steps = [*_pool_steps(path, superblock, record, consent, forgotten), _udev_step(path)]
     return Plan(path, name, record.uuid, backing.size, steps)
+
+
+def _udev_step(path: Path) -> Step:
+    """Let links and access follow what the device holds now; a host without udev has none that could."""
+    return Step(f"let udev look at {path}", partial(udev.trigger, path))
 
 
 def plan_removal(path: Path, *, force: bool) -> Plan:
@@ -191,7 +198,9 @@ def plan_removal(path: Path, *, force: bool) -> Plan:
         _check_readers(opened.backing, superblock, remedy=UNREAD)
     record = record_of(superblock.pool)
     steps = [Step(f"make {path} a pool no more", lambda: _void(path, superblock, force=force))]
-    if opened.backing.kind is not Kind.DEVDAX:
+    if opened.backing.kind is Kind.DEVDAX:
+        steps.append(_udev_step(path))
+    else:
         steps.append(Step(f"remove {path} ({superblock.size} bytes)", path.unlink))
     if record and record.mount:
         steps.append(Step(f"unmount {record.mount}", lambda: hugepages.unmount(Path(record.mount))))

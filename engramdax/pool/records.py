@@ -11,10 +11,11 @@ import json
 import os
 import re
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from engramdax.devices.udev import linked_pools
 from engramdax.errors import BackingError, EngramdaxError, ParameterError
 from engramdax.files import replace_file
 from engramdax.host import SYSTEM_STATE, make_dir, state_dir
@@ -99,16 +100,23 @@ def forget_record(pool: UUID) -> None:
 def known_pools() -> list[Record]:
     """Give the pools that are on this host now: recorded ones that still exist, and those on dax devices.
 
-    A recorded pool that cannot be read (no permission, damage) is there: opening it says what is wrong.
+    A recorded pool that cannot be read (no permission, damage) is there: opening it says what is wrong. The same holds
+    for one that udev found on a device: a user who may not read it still learns where it is. udev's link also counts
+    more than a recorded device, whose number may be another device's after a boot.
     """
     pools: dict[str, Record] = {}
+    linked = {str(uuid): pool for uuid, pool in linked_pools().items()}
     for record in read_records():
-        found = _superblock(Path(record.path))
-        if str(found.pool) == record.uuid if found is not None else os.path.exists(record.path):  # noqa: PTH110
-            pools[record.uuid] = record
+        path = str(linked[record.uuid].path) if record.uuid in linked else record.path
+        found = _superblock(Path(path))
+        if str(found.pool) == record.uuid if found is not None else os.path.exists(path):  # noqa: PTH110
+            pools[record.uuid] = replace(record, path=path)
     for node in sorted(Path("/dev").glob("dax[0-9]*.[0-9]*")):
         if found := _superblock(node):
             pools.setdefault(str(found.pool), Record(str(found.pool), found.name, str(node)))
+    for uuid, pool in linked.items():
+        if uuid not in pools and _superblock(pool.path) is None:
+            pools[uuid] = Record(uuid, pool.name, str(pool.path))
     return list(pools.values())
 
 

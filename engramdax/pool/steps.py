@@ -15,8 +15,8 @@ class Step:
     """One change to the host or the media. `undo` is called if a later step fails."""
 
     what: str
-    do: Callable[[], None]
-    undo: Callable[[], None] | None = None
+    do: Callable[[], object]
+    undo: Callable[[], object] | None = None
 
 
 def carry_out(steps: Sequence[Step]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C core is compiled without a warning by the compilers that no wheel is built with."""
+"""The C core and the udev helper are compiled without a warning by the compilers that no wheel is built with."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 pytestmark = pytest.mark.unsanitized
 
 CORE = Path(__file__).resolve().parents[2] / "c"
-UNITS = sorted(CORE.glob("*.c"))
-WARNINGS = ["-std=c11", "-O3", "-Wall", "-Wextra", "-Werror"]
+UNITS = [*sorted(CORE.glob("*.c")), *sorted((CORE.parent / "udev").glob("*.c"))]
+WARNINGS = ["-std=c11", "-O3", "-Wall", "-Wextra", "-Werror", f"-I{CORE}"]
 
 
 def compile_all(compiler: str, *flags: str) -> None:
