@@ -28,6 +28,7 @@ from engramdax.errors import (
     SpaceError,
     TableExistsError,
     TableNotFoundError,
+    ToolError,
     UnreadableError,
 )
 from engramdax.gathering import Gatherer, Prefetch, configure, gather_many
@@ -63,6 +64,7 @@ __all__ = [
     "Table",
     "TableExistsError",
     "TableNotFoundError",
+    "ToolError",
     "UnreadableError",
     "__version__",
     "configure",

@@ -64,6 +64,10 @@ class BackingError(EngramdaxError):
     """The memory under a pool cannot be had: no such device, no permission, not enough space."""
 
 
+class ToolError(EngramdaxError):
+    """A program that provisioning needs (`cxl`, `ndctl`, `daxctl`) is missing, failed, or did nothing."""
+
+
 class BusyError(EngramdaxError):
     """Another process writes the pool."""
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from engramdax.commands import bench, demo, discover, gather, hot, load, provision, show, trace, udev
+from engramdax.commands import bench, demo, discover, gather, hosts, hot, load, provision, show, trace, udev
 from engramdax.errors import EngramdaxError
 from engramdax.version import __version__
 
@@ -27,7 +27,15 @@ if TYPE_CHECKING:
 
 USAGE: Final = 2
 INTERRUPTED: Final = "nothing unfinished is published, and its space is free"
-CHANGING: Final = (load.load, load.rm, provision.provision, provision.deprovision, hot.set_list)
+CHANGING: Final = (
+    load.load,
+    load.rm,
+    provision.provision,
+    provision.deprovision,
+    hot.set_list,
+    hosts.admit,
+    hosts.forget,
+)
 """The commands that change a pool, of which somebody who interrupts one wants to know what is left."""
 
 UsageError: Final[type[Exception]] = typer.BadParameter.__bases__[0]
@@ -57,8 +65,10 @@ def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
 for module in (discover, provision, load, show, gather, trace, demo):
     for command in module.COMMANDS:
         app.command()(_interruptible(command))
-for group in (hot, udev, bench):
+for group in (hosts, hot, udev, bench):
     below = typer.Typer(name=group.GROUP, help=group.__doc__, rich_markup_mode=None)
+    if group is hosts:  # which says something without a command, too
+        below.callback(invoke_without_command=True)(_interruptible(hosts.list_hosts))
     for name, command in group.COMMANDS.items():
         below.command(name)(_interruptible(command))
     app.add_typer(below)
@@ -106,7 +116,8 @@ def run(arguments: list[str]) -> int:
         path = context.command_path if context else "engramdax"
         return _fail(f"{e.format_message().rstrip(chr(46))}; see `{path} --help`", USAGE)  # type: ignore[attr-defined]
     except EngramdaxError as e:
-        return _fail(str(e), e.exit_code)
+        # What could not be undone is part of it.
+        return _fail("; ".join([str(e), *getattr(e, "__notes__", [])]), e.exit_code)
     except BrokenPipeError:
         _drop_output()  # whoever read it had enough
         return 1

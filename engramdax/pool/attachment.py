@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from engramdax._core import ffi, lib
 from engramdax.backing import Backing, Kind, inspect_fd, open_fd
 from engramdax.errors import FormatError, RefusedError
-from engramdax.host import host_id
+from engramdax.host import host_id, host_name
 from engramdax.locks import Pins
 from engramdax.media import MappedMedia
 from engramdax.pool.volume import Found, read_directory, read_superblock
@@ -122,7 +122,13 @@ def _rows_in(ahead_bytes: int, row_bytes: int) -> int:
 def check_admitted(superblock: Superblock, directory: Directory, path: Path) -> None:
     """Refuse a shared pool whose owner has not admitted this host: nobody asks for its pins."""
     if superblock.shared and host_id() not in {host.id for host in directory.hosts}:
+        owner = next((host.name for host in directory.hosts if host.id == directory.owner), str(directory.owner))
         raise RefusedError(
             f"{path}: this host ({host_id()}) is not admitted to the shared pool {superblock.name}",
-            remedy="read it on an admitted host: this version has no command that admits one",
+            remedy=f"on {owner}, its owner, run `{admission(superblock)}`",
         )
+
+
+def admission(superblock: Superblock) -> str:
+    """Give the command by which the owner of a pool admits this host."""
+    return f"engramdax hosts admit {host_id()} --name {host_name()} --pool {superblock.name}"

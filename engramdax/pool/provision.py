@@ -29,7 +29,7 @@ from engramdax.format.superblock import Superblock, check_pool_name
 from engramdax.host import host_id, host_name, run_dir
 from engramdax.locks import WriterLock, who_reads
 from engramdax.pool.attachment import Opened, open_media
-from engramdax.pool.contents import State, contents
+from engramdax.pool.contents import Contents, State, contents
 from engramdax.pool.records import Record, forget_record, record_of, write_record
 from engramdax.pool.steps import Step
 from engramdax.pool.volume import (
@@ -42,7 +42,10 @@ from engramdax.pool.volume import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from engramdax.media import Media
+    from engramdax.pool.records import Assembly
 
 FILE_MODE: Final = 0o640
 UNREAD: Final = "end its readers, or say --force: they keep the memory until they end"
@@ -77,11 +80,10 @@ def initialise(media: Media, superblock: Superblock, owner: Host) -> None:
     write_superblock(media, superblock)
 
 
-def new_superblock(name: str, size: int, *, shared: bool) -> Superblock:
-    """Give the superblock of a fresh pool of `size` bytes."""
-    pool = uuid4()
+def new_superblock(name: str, size: int, *, shared: bool, pool: UUID | None = None) -> Superblock:
+    """Give the superblock of a fresh pool of `size` bytes, with this uuid where one is given."""
     return Superblock(
-        pool, uuid4(), check_pool_name(name), size, standard(size), shared=shared, created=int(time.time())
+        pool or uuid4(), uuid4(), check_pool_name(name), size, standard(size), shared=shared, created=int(time.time())
     )
 
 
@@ -160,14 +162,22 @@ def plan_hugepages(page: str, size: int, *, name: str) -> Plan:
     return Plan(path, name, record.uuid, size, steps)
 
 
-def plan_device(path: Path, *, name: str, shared: bool, consent: Consent) -> Plan:
-    """Make a pool on a devdax device that is there."""
+def plan_device(
+    path: Path,
+    *,
+    name: str,
+    shared: bool,
+    consent: Consent,
+    assembly: Assembly | None = None,
+    pool: UUID | None = None,
+) -> Plan:
+    """Make a pool on a devdax device that is there; `assembly` is remembered with it, `pool` its uuid if chosen."""
     backing = inspect(path)
     if backing.kind is not Kind.DEVDAX:
         raise ParameterError(f"{path} is a {backing.kind}, no devdax device", remedy="use --file for a file")
     forgotten = _check_contents(path, consent)
-    superblock = new_superblock(name, backing.size, shared=shared)
-    record = Record(str(superblock.pool), name, str(path))
+    superblock = new_superblock(name, backing.size, shared=shared, pool=pool)
+    record = Record(str(superblock.pool), name, str(path), assembly=assembly)
     steps = [*_pool_steps(path, superblock, record, consent, forgotten), _udev_step(path)]
     return Plan(path, name, record.uuid, backing.size, steps)
 
@@ -177,20 +187,26 @@ def _udev_step(path: Path) -> Step:
     return Step(f"let udev look at {path}", partial(udev.trigger, path))
 
 
-def plan_removal(path: Path, *, force: bool) -> Plan:
-    """Unmake a pool and give back what provisioning took: its file, huge pages, mount."""
+def plan_removal(path: Path, *, force: bool, give_back: Sequence[Step] = ()) -> Plan:
+    """Unmake a pool and give back what provisioning took: its file, huge pages, mount, and by `give_back` its device.
+
+    Refused on a host that does not own the pool, and while other hosts are admitted unless forced.
+    """
     opened = open_media(path, writable=True)
     path = Path(os.path.realpath(path))
     try:
         superblock = read_superblock(opened.media).value
         try:
-            tables = read_directory(opened.media, superblock).value.published()
+            directory = read_directory(opened.media, superblock).value
         except FormatError:
-            tables = []
+            directory = None
     except FormatError as e:
         raise e.at(path) from None
     finally:
         os.close(opened.fd)
+    if superblock.shared and directory:
+        _check_ours(path, superblock, directory, force=force)
+    tables = directory.published() if directory else []
     if tables and not force:
         raise _still_holds(path, superblock, [t.name for t in tables])
     WriterLock(opened.backing, superblock.pool).release()
@@ -211,8 +227,26 @@ def plan_removal(path: Path, *, force: bool) -> Plan:
                 lambda: hugepages.drop_pages(record.huge_page_bytes, record.huge_pages),
             )
         )
+    steps += give_back
     steps.append(Step("forget the pool", lambda: forget_record(superblock.pool)))
     return Plan(path, superblock.name, str(superblock.pool), superblock.size, steps)
+
+
+def _check_ours(path: Path, superblock: Superblock, directory: Directory, *, force: bool) -> None:
+    """Refuse to unmake a pool under other hosts."""
+    names = {host.id: host.name for host in directory.hosts}
+    if directory.owner != host_id():
+        owner = names.get(directory.owner, "an unknown host")
+        raise RefusedError(
+            f"{path}: pool {superblock.name} is owned by {owner} ({directory.owner}), not by this host",
+            remedy=f"run this on {owner}",
+        )
+    others = [name for id_, name in names.items() if id_ != directory.owner]
+    if others and not force:
+        raise RefusedError(
+            f"pool {superblock.name} on {path} has other hosts admitted: {', '.join(others)}",
+            remedy="`engramdax deprovision` there and `engramdax hosts forget` here, or say --force",
+        )
 
 
 def _still_holds(path: Path, superblock: Superblock, names: list[str]) -> RefusedError:
@@ -247,14 +281,14 @@ def _check_contents(path: Path, consent: Consent) -> UUID | None:
     """Refuse what must not be overwritten; give the uuid of a pool that may be."""
     opened = open_media(path, writable=False)
     try:
-        _check_consent(opened, path, consent)
+        check_consent(path, contents(opened.media, opened.fd), consent)
         return _check_not_in_use(opened)
     finally:
         os.close(opened.fd)
 
 
-def _check_consent(opened: Opened, path: Path, consent: Consent) -> None:
-    found = contents(opened.media, opened.fd)
+def check_consent(path: Path | str, found: Contents, consent: Consent) -> None:
+    """Refuse to overwrite what was found at `path` unless that is agreed to."""
     if found.state is State.UNKNOWN and not consent.unknown:
         raise RefusedError(
             f"{path} is not empty: {found.what}",
@@ -354,11 +388,11 @@ def _initialise(path: Path, superblock: Superblock, consent: Consent) -> None:
     try:
         with WriterLock(opened.backing, superblock.pool, of=opened.fd):
             # Whoever had the lock before may have made a pool here since the contents were looked at.
-            _check_consent(opened, path, consent)
+            check_consent(path, contents(opened.media, opened.fd), consent)
             initialise(opened.media, superblock, Host(host_id(), host_name()))
     finally:
         os.close(opened.fd)
-    _log(f"provisioned pool {superblock.name} ({superblock.pool}) on {path}")
+    log(f"provisioned pool {superblock.name} ({superblock.pool}) on {path}")
 
 
 def _void(path: Path, superblock: Superblock, *, force: bool) -> None:
@@ -375,7 +409,7 @@ def _void(path: Path, superblock: Superblock, *, force: bool) -> None:
             void_slots(opened.media, superblock)
     finally:
         os.close(opened.fd)
-    _log(f"voided pool {superblock.name} ({superblock.pool}) on {path}")
+    log(f"voided pool {superblock.name} ({superblock.pool}) on {path}")
 
 
 def _check_unneeded(opened: Opened, superblock: Superblock, path: Path) -> None:
@@ -388,7 +422,8 @@ def _check_unneeded(opened: Opened, superblock: Superblock, path: Path) -> None:
     _check_readers(opened.backing, superblock, remedy=UNREAD)
 
 
-def _log(message: str) -> None:
+def log(message: str) -> None:
+    """Leave a line in the system's log, as each destructive act does."""
     # A path may be no UTF-8, which syslog takes no other text than.
     text = message.encode("utf-8", "backslashreplace").decode()
     syslog.openlog("engramdax", syslog.LOG_PID)

@@ -13,7 +13,7 @@ import re
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from engramdax.devices.udev import linked_pools
 from engramdax.errors import BackingError, EngramdaxError, ParameterError
@@ -32,6 +32,47 @@ _DAX_NAME: Final = re.compile(r"dax[0-9]+\.[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
+class Assembly:
+    """How the device under a pool comes to be, in terms that hold over boots: nothing that the host numbers."""
+
+    origin: str
+    """cxl-ram, cxl-pmem, nvdimm, hmem or other."""
+    memdevs: tuple[str, ...] = ()
+    """Serials (0x...) in the order of the interleave; the PCI address of one whose serial says nothing."""
+    granularity: int = 0
+    """Bytes of the interleave; 0 where the region was not seen."""
+    region_uuid: str = ""
+    """Of a pmem region."""
+    namespace: str = ""
+    """The uuid of an nvdimm's or pmem region's namespace."""
+    resource: int = 0
+    """Where firmware put memory that no CXL driver knows, in bytes; 0 unknown."""
+    offset: int = 0
+    """Where the device begins in its dax region."""
+    size: int = 0
+    """Bytes of a device that is only a part of its dax region, 0 of one that is all of it."""
+    align: int = 0
+    """Bytes of its pages."""
+    made: tuple[str, ...] = ()
+    """What engramdax made on this host and takes away again, the last first: region, namespace, slice, mode."""
+    before: str = ""
+    """What there was where something was made: raw or fsdax of a namespace, disabled or system-ram of a device."""
+
+    @classmethod
+    def from_json(cls, value: Any) -> Assembly:
+        """Read what `asdict` gave; TypeError for what it could not have given."""
+        lists = {name: tuple(value[name]) for name in ("memdevs", "made") if name in value}
+        assembly = cls(**{**value, **lists})
+        numbers = (assembly.granularity, assembly.resource, assembly.offset, assembly.size, assembly.align)
+        texts = (assembly.origin, assembly.region_uuid, assembly.namespace, assembly.before)
+        if not all(type(n) is int and n >= 0 for n in numbers):
+            raise TypeError("a number is none")
+        if not all(type(t) is str for t in (*texts, *assembly.memdevs, *assembly.made)):
+            raise TypeError("a text is none")
+        return assembly
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """One pool of this host."""
 
@@ -43,6 +84,10 @@ class Record:
     """Huge pages that provisioning added to the kernel's reserve."""
     mount: str = ""
     """hugetlbfs that provisioning mounted."""
+    joined: bool = False
+    """Another host provisioned it; here it was only made visible."""
+    assembly: Assembly | None = None
+    """Of a pool on a devdax device."""
 
 
 def write_record(record: Record) -> None:
@@ -77,13 +122,17 @@ def read_records() -> list[Record]:
 def _read_record(path: Path) -> Record | None:
     """Give a record; None for a damaged one, which costs a name and not the pool."""
     try:
-        record = Record(**json.loads(path.read_text()))
+        value = json.loads(path.read_text())
+        if value.get("assembly") is not None:
+            value["assembly"] = Assembly.from_json(value["assembly"])
+        record = Record(**value)
         os.fsencode(record.path)
-    except (OSError, ValueError, TypeError, RecursionError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None
     texts = (record.uuid, record.name, record.path, record.mount)
     counts = (record.huge_page_bytes, record.huge_pages)
     right = all(type(t) is str for t in texts) and all(type(n) is int and n >= 0 for n in counts)
+    right = right and type(record.joined) is bool
     return record if right and "\0" not in record.path else None
 
 

@@ -28,11 +28,19 @@ def carry_out(steps: Sequence[Step]) -> None:
             step.do()
     except BaseException as e:
         # The step that failed has cleaned up after itself.
-        for step in reversed(done[:-1]):
-            if step.undo is None:
-                continue
-            try:
-                step.undo()
-            except Exception as undoing:  # noqa: BLE001 - the first error is the one to report
-                e.add_note(f"undoing «{step.what}» failed too: {undoing}")
+        for problem in undo(done[:-1]):
+            e.add_note(problem)
         raise
+
+
+def undo(steps: Sequence[Step]) -> list[str]:
+    """Undo steps that were done, the last first; says what could not be undone."""
+    problems = []
+    for step in reversed(steps):
+        if step.undo is None:
+            continue
+        try:
+            step.undo()
+        except Exception as undoing:  # noqa: BLE001 - the others are to be undone all the same
+            problems.append(f"undoing «{step.what}» failed too: {undoing}")
+    return problems

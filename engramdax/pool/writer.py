@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from crc32c import crc32c
 
-from engramdax.errors import FormatError, RefusedError
-from engramdax.format.directory import MAX_GENERATION, PUBLISHED, HotList, Retired, TableEntry
+from engramdax.errors import FormatError, ParameterError, RefusedError
+from engramdax.format.directory import MAX_GENERATION, PUBLISHED, Host, HotList, Retired, TableEntry
 from engramdax.format.geometry import LINE
 from engramdax.host import host_id
 from engramdax.locks import WriterLock, pinned_before
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
     from types import TracebackType
+    from uuid import UUID
 
     import numpy as np
     import numpy.typing as npt
@@ -140,6 +141,36 @@ class Writer:
         tables = tuple(replace(t, hot=hot) if t is entry else t for t in self.directory.tables)
         self.publish(tables=tables, retired=retired)
         self.reclaim()
+
+    def admit(self, host: UUID, name: str) -> bool:
+        """Publish that a further host may read; tell whether it might not before, or was called otherwise."""
+        if not self.superblock.shared:
+            raise RefusedError(
+                f"{self.path}: pool {self.superblock.name} is not shared, but this host's alone",
+                remedy="provision it without --single-host",
+            )
+        if (known := next((h for h in self.directory.hosts if h.id == host), None)) and name in ("", known.name):
+            return False
+        others = tuple(h for h in self.directory.hosts if h.id != host)
+        self.publish(hosts=(*others, Host(host, name or str(host))))
+        return True
+
+    def forget(self, host: UUID) -> str:
+        """Publish that a host may read no more, and give its name. It must have left: nobody asks its readers again."""
+        names = {h.id: h.name for h in self.directory.hosts}
+        if host == self.directory.owner:
+            raise RefusedError(
+                f"{self.path}: {names.get(host, 'this host')} ({host}) owns pool {self.superblock.name}",
+                remedy="an owner cannot be forgotten; `engramdax deprovision` ends the pool",
+            )
+        if host not in names:
+            raise ParameterError(
+                f"{self.path}: no host {host} is admitted to pool {self.superblock.name}",
+                remedy="`engramdax hosts` lists those that are",
+            )
+        self.publish(hosts=tuple(h for h in self.directory.hosts if h.id != host))
+        self.reclaim()
+        return names[host]
 
     def reclaim(self) -> None:
         """Free the space of removed tables that no reader can hold any more."""

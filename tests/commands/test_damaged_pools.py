@@ -17,6 +17,7 @@ from outcomes import Outcome, unchanged
 from engramdax.format.directory import Directory, from_slot, payload_bytes
 from engramdax.format.geometry import LINE, SUPERBLOCK_BYTES, Extent, standard
 from engramdax.format.superblock import Superblock
+from engramdax.host import host_id
 from engramdax.pool import volume
 
 Command = Callable[..., Outcome]
@@ -271,7 +272,8 @@ def test_pool_of_a_host_that_was_not_admitted_is_refused(command: Command, pool:
     stranger = uuid4()
     directory = directory_of(pool)
     write_slots(pool, replace(directory, owner=stranger, hosts=(replace(directory.hosts[0], id=stranger),)))
-    failed_alike(command, pool, rows, 3, "is not admitted to the shared pool shelf", "read it on an admitted host")
+    admission = f"`engramdax hosts admit {host_id()} --name "
+    failed_alike(command, pool, rows, 3, "is not admitted to the shared pool shelf", "its owner, run", admission)
 
 
 def test_pool_that_another_host_writes_can_be_read_and_not_written(command: Command, pool: Path, rows: Path) -> None:

@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-import io
 import mmap
 import signal
-from pathlib import Path
 
-import numpy as np
 import pytest
 from devices import POOLS, attach, find
 from memory import load, store
@@ -34,23 +31,6 @@ def test_what_one_host_stores_the_other_loads(rack: Rack, pool: str) -> None:
     assert load(first, paths[0], PLACE + 4096, 8) == b"and back"
     with rack.media(pool).open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as media:
         assert media.find(f"h0 in {pool}".encode()) >= PLACE
-
-
-@pytest.mark.parametrize("pool", POOLS)
-def test_table_loaded_on_one_host_is_gathered_on_the_other(rack: Rack, pool: str, tmp_path: Path) -> None:
-    first, second = rack.hosts
-    paths = [attach(rack, host, pool) for host in rack.hosts]
-    random = np.random.default_rng(4)
-    table = random.integers(0, 256, (20_000, 264), np.uint8)
-    ids = random.integers(0, len(table), (500, 3), np.int64)
-    np.save(tmp_path / "table.npy", table)
-    np.save(tmp_path / "ids.npy", ids)
-    # The files are seen in the guests: their root is this machine's.
-    first.run(f"engramdax provision {paths[0]} --name {pool} --single-host --overwrite-unknown")
-    first.run(f"engramdax load {tmp_path}/table.npy --name t --pool {paths[0]}")
-    second.run(f"engramdax gather t --ids {tmp_path}/ids.npy --out /run/rows.npy --pool {paths[1]}")
-    rows = np.load(io.BytesIO(second.get("/run/rows.npy")))
-    assert rows.tobytes() == table[ids].tobytes()
 
 
 def test_reboot_keeps_pools_and_own_disk_and_changes_names(rack: Rack) -> None:

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts that a shared pool admits; without a command, which they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Final
+from uuid import UUID
+
+import typer
+
+from engramdax.commands.output import JsonOption, PoolOption, print_grid, print_json, print_line, printable
+from engramdax.errors import ParameterError
+from engramdax.host import host_id
+from engramdax.pool.pool import Pool
+from engramdax.pool.records import resolve
+from engramdax.pool.writer import Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+GROUP: Final = "hosts"
+
+HostArgument = Annotated[str, typer.Argument(metavar="HOSTID", help="The host's id, as `provision --join` prints it.")]
+
+
+def list_hosts(context: typer.Context, *, pool: PoolOption = None, as_json: JsonOption = False) -> None:
+    """List the hosts that a shared pool admits, or admit and forget one."""
+    if context.invoked_subcommand is not None:
+        return
+    with Pool(resolve(pool)) as opened:
+        directory, shared, name = opened.directory, opened.superblock.shared, opened.name
+    if as_json:
+        print_json(
+            {
+                "pool": name,
+                "shared": shared,
+                "hosts": [{"id": str(h.id), "name": h.name, "owner": h.id == directory.owner} for h in directory.hosts],
+            }
+        )
+        return
+    here = host_id()
+    rows = []
+    for host in directory.hosts:
+        notes = [note for note, so in (("owner", host.id == directory.owner), ("this host", host.id == here)) if so]
+        rows.append([printable(host.name), str(host.id), ", ".join(notes)])
+    print_grid(["HOST", "ID", ""], rows)
+
+
+def admit(
+    host: HostArgument,
+    *,
+    name: Annotated[str, typer.Option("--name", help="What operators call it.")] = "",
+    pool: PoolOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Admit a further host to a shared pool; run on the pool's owner."""
+    id_ = _host_id(host)
+    with Writer(resolve(pool)) as writer:
+        changed = writer.admit(id_, name)
+        pool_name = writer.superblock.name
+    if as_json:
+        print_json({"id": str(id_), "name": name, "changed": changed})
+        return
+    shown = f"{printable(name)} ({id_})" if name else str(id_)
+    print_line(f"{shown} is admitted to {pool_name}" if changed else f"{shown} was admitted to {pool_name} already")
+
+
+def forget(host: HostArgument, *, pool: PoolOption = None, as_json: JsonOption = False) -> None:
+    """Admit a host no more, once it has left the pool: its readers are not reckoned with any longer."""
+    id_ = _host_id(host)
+    with Writer(resolve(pool)) as writer:
+        name = writer.forget(id_)
+        pool_name = writer.superblock.name
+    if as_json:
+        print_json({"id": str(id_), "name": name})
+        return
+    print_line(f"{printable(name)} ({id_}) is admitted to {pool_name} no more")
+
+
+def _host_id(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise ParameterError(
+            f"{text!r} is no host id", remedy="give the uuid that `engramdax provision --join` prints on that host"
+        ) from None
+
+
+COMMANDS: Final[dict[str, Callable[..., None]]] = {"admit": admit, "forget": forget}

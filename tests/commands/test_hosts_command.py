@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`hosts`: which hosts a shared pool admits, and the owner's say in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from outcomes import Outcome, unchanged
+
+from engramdax.format.directory import Host
+from engramdax.host import host_id, host_name
+from engramdax.pool.volume import write_superblock
+from engramdax.pool.writer import Writer
+
+Command = Callable[..., Outcome]
+
+OTHER = UUID("0699ca81-a68d-4c25-b75e-21921c79f751")
+
+
+@pytest.fixture
+def shared(pool: Path) -> Path:
+    """Make the pool a shared one that this host owns."""
+    with Writer(pool) as writer:
+        write_superblock(writer.media, replace(writer.superblock, shared=True))
+    return pool
+
+
+def listed(command: Command, pool: Path) -> list[tuple[str, str, bool]]:
+    hosts = command("hosts", "--pool", pool, "--json").json()["hosts"]
+    return [(h["id"], h["name"], h["owner"]) for h in hosts]
+
+
+def test_owner_admits_and_forgets_a_host(command: Command, shared: Path) -> None:
+    here = (str(host_id()), host_name(), True)
+    assert listed(command, shared) == [here]
+    said = command("hosts", "admit", OTHER, "--name", "h1", "--pool", shared).succeeded().out
+    assert said == f"h1 ({OTHER}) is admitted to shelf\n"
+    assert listed(command, shared) == [here, (str(OTHER), "h1", False)]
+    said = command("hosts", "forget", OTHER, "--pool", shared).succeeded().out
+    assert said == f"h1 ({OTHER}) is admitted to shelf no more\n"
+    assert listed(command, shared) == [here]
+
+
+def test_admitting_again_changes_nothing_but_a_name(command: Command, shared: Path) -> None:
+    command("hosts", "admit", OTHER, "--name", "h1", "--pool", shared).succeeded()
+    with unchanged(shared):
+        for options in (["--name", "h1"], []):
+            said = command("hosts", "admit", OTHER, *options, "--pool", shared).succeeded().out
+            assert "was admitted to shelf already" in said
+    command("hosts", "admit", OTHER, "--name", "rack7", "--pool", shared).succeeded()
+    assert [name for _, name, _ in listed(command, shared)] == [host_name(), "rack7"]
+
+
+def test_hosts_are_listed_as_text(command: Command, shared: Path) -> None:
+    command("hosts", "admit", OTHER, "--name", "a\x1b[2Jb", "--pool", shared).succeeded()
+    lines = command("hosts", "--pool", shared).succeeded().out.splitlines()
+    assert lines[0].split() == ["HOST", "ID"]
+    assert lines[1].split() == [host_name(), str(host_id()), "owner,", "this", "host"]
+    assert lines[2].split() == [r"a\x1b[2Jb", str(OTHER)]
+    assert command("hosts", "admit", OTHER, "--pool", shared, "--json").json()["changed"] is False
+
+
+def test_owner_cannot_be_forgotten_nor_a_host_that_is_not_there(command: Command, shared: Path) -> None:
+    with unchanged(shared):
+        command("hosts", "forget", host_id(), "--pool", shared).failed(3, "owns pool shelf", "cannot be forgotten")
+        stranger = uuid4()
+        command("hosts", "forget", stranger, "--pool", shared).failed(2, f"no host {stranger} is admitted", "lists")
+        for verb in ("admit", "forget"):
+            command("hosts", verb, "h1", "--pool", shared).failed(2, "'h1' is no host id", "provision --join")
+
+
+def test_pool_of_one_host_alone_admits_nobody(command: Command, pool: Path) -> None:
+    with unchanged(pool):
+        command("hosts", "admit", OTHER, "--pool", pool).failed(3, "is not shared", "--single-host")
+
+
+def test_host_that_does_not_own_the_pool_admits_nobody(command: Command, shared: Path) -> None:
+    with Writer(shared) as writer:
+        owner = Host(uuid4(), "elsewhere")
+        writer.publish(hosts=(*writer.directory.hosts, owner), owner=owner.id)
+    with unchanged(shared):
+        command("hosts", "admit", OTHER, "--pool", shared).failed(3, "is written by host elsewhere", "run this on")
+        command("deprovision", "--force", "--pool", shared).failed(3, "is owned by elsewhere", "run this on elsewhere")
+
+
+def test_pool_with_other_hosts_is_unmade_by_force_alone(command: Command, shared: Path) -> None:
+    command("rm", "kept", "--pool", shared).succeeded()
+    command("hosts", "admit", OTHER, "--name", "h1", "--pool", shared).succeeded()
+    with unchanged(shared):
+        command("deprovision", "--pool", shared).failed(3, "has other hosts admitted: h1", "hosts forget", "--force")
+    command("deprovision", "--force", "--pool", shared).succeeded()
+    assert not shared.exists()
