@@ -46,6 +46,9 @@ def provision(
     pool: Annotated[
         str | None, typer.Option("--pool", metavar="POOL", help="With --join: the name or uuid of the pool.")
     ] = None,
+    known: Annotated[
+        bool, typer.Option("--known", help="With --join: pools that this host remembers, if there are any.")
+    ] = False,
     single_host: Annotated[
         bool, typer.Option("--single-host", help="The device is this host's alone, not shared.")
     ] = False,
@@ -78,9 +81,11 @@ def provision(
         for option, given in {"--file": file, "--hugepages": hugepages, "--size": size, "--name": name}.items():
             if given is not None:
                 raise ParameterError(f"{option} does not go with --join", remedy="a pool that is there has its own")
-        joins = plan_join(System(), target, pool=pool, granularity=granularity, decoder=decoder, mode=kind)
+        joins = plan_join(System(), target, pool=pool, granularity=granularity, decoder=decoder, mode=kind, known=known)
         _join(joins, dry_run=dry_run, as_json=as_json)
         return
+    if known:
+        raise ParameterError("--known goes with --join alone", remedy="leave it out")
     if pool is not None:
         raise ParameterError("--pool goes with --join alone", remedy="--name names a new pool")
     consent = Consent(force=force, unknown=overwrite_unknown)
@@ -135,8 +140,10 @@ def _parse_align(align: str | None) -> int | None:
 def _join(joins: list[Join], *, dry_run: bool, as_json: bool) -> None:
     done = []
     problems: list[EngramdaxError] = []
+    if not joins and not as_json:
+        print_line("this host remembers no pool on a device")
     for join in joins:
-        if dry_run:
+        if dry_run and join.problem is None:
             if not as_json:
                 for step in join.steps:
                     print_line(f"would {step.what}")

@@ -357,7 +357,7 @@ def _activate(plan: Plan, *, keep_kmem_off: bool) -> list[Step]:
     steps.append(Step(f"let group {USER} use what is in {SYSTEM_STATE}", _hand_over))
     steps += _reload(plan)
     if not SYSTEMD.is_dir():
-        plan.notes.append("systemd does not run here: nothing runs `engramdax provision --join` at boot")
+        plan.notes.append("systemd does not run here: nothing runs `engramdax provision --join --known` at boot")
     if keep_kmem_off:
         plan.notes += _kmem_notes()
     return steps

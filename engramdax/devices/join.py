@@ -69,6 +69,8 @@ class Join:
     def __init__(self, system: System, *, wanted: str | None, record: Record | None = None) -> None:
         self.steps: list[Step] = []
         self.found: Found | None = None
+        self.problem: EngramdaxError | None = None
+        """Why there is no way to it."""
         self._wanted = record.uuid if record else wanted
         """Name or uuid that the pool must have, None for any."""
         self._record = record
@@ -363,10 +365,12 @@ def plan_join(
     granularity: int | None = None,
     decoder: str | None = None,
     mode: str | None = None,
+    known: bool = False,
 ) -> list[Join]:
     """Plan to make pools visible: the one on what `text` names, the one called `pool`, or all that this host remembers.
 
-    A join without steps has found its pool already.
+    A join without steps has found its pool already. `known`: those that this host remembers and no others, which may
+    be none.
     """
     tree = system.tree()
     if text is not None:
@@ -377,7 +381,7 @@ def plan_join(
         join.plan(place, tree, granularity=granularity, decoder=decoder, mode=mode)
         return [join]
     records = [r for r in read_records() if _on_device(r) and pool in (None, r.name, r.uuid)]
-    if records:
+    if records or known:
         return [_again(system, tree, record) for record in records]
     join = Join(system, wanted=pool)
     if pool is not None and join.look_for(tree):
@@ -403,8 +407,11 @@ def _on_device(record: Record) -> bool:
 
 def _again(system: System, tree: Tree, record: Record) -> Join:
     join = Join(system, wanted=None, record=record)
-    if not join.look_for(tree):
-        join.plan_again(tree)
+    try:
+        if not join.look_for(tree):
+            join.plan_again(tree)
+    except EngramdaxError as e:
+        join.problem = e  # of this pool alone: the others are to be there after a boot all the same
     return join
 
 
@@ -443,6 +450,8 @@ def join_command(record: Record) -> str:
 
 def finish_join(join: Join) -> Found:
     """Carry a join out."""
+    if join.problem is not None:
+        raise join.problem
     carry_out(join.steps)
     if join.found is None:
         raise BackingError(f"{join.what} was not found", remedy="look with `engramdax discover`")

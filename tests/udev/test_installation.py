@@ -304,7 +304,7 @@ def test_the_unit_runs_the_program_that_installed_it(root: Path, tmp_path: Path)
     odd = tmp_path / 'with "quotes" and 100%' / "engramdax"
     carry_out(installation.plan_install(root, [str(odd)], keep_kmem_off=False, force=False).steps)
     folder = str(tmp_path) + '/with \\"quotes\\" and 100%%'
-    assert f'ExecStart="{folder}/engramdax" provision --join\n' in at(root, UNIT).read_text()
+    assert f'ExecStart="{folder}/engramdax" provision --join --known\n' in at(root, UNIT).read_text()
     with pytest.raises(BackingError, match="cannot stand in a unit"):
         installation.plan_install(root, ["/a\nExecStart=/b"], keep_kmem_off=False, force=False)
 
