@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from engramdax.commands import bench, demo, gather, hot, load, provision, show, trace
+from engramdax.commands import bench, demo, gather, hot, load, own, provision, repair, show, trace
 from engramdax.errors import EngramdaxError
 from engramdax.version import __version__
 
@@ -27,7 +27,16 @@ if TYPE_CHECKING:
 
 USAGE: Final = 2
 INTERRUPTED: Final = "nothing unfinished is published, and its space is free"
-CHANGING: Final = (load.load, load.rm, provision.provision, provision.deprovision, hot.set_list)
+CHANGING: Final = (
+    load.load,
+    load.rm,
+    provision.provision,
+    provision.deprovision,
+    hot.set_list,
+    own.own,
+    own.reclaim,
+    repair.repair,
+)
 """The commands that change a pool, of which somebody who interrupts one wants to know what is left."""
 
 UsageError: Final[type[Exception]] = typer.BadParameter.__bases__[0]
@@ -54,7 +63,7 @@ def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
     return run_command
 
 
-for module in (provision, load, show, gather, trace, demo):
+for module in (provision, load, show, repair, own, gather, trace, demo):
     for command in module.COMMANDS:
         app.command()(_interruptible(command))
 for group in (hot, bench):
