@@ -192,10 +192,14 @@ def read_directory(
     """Read the current directory.
 
     A publication under way makes one slot bad for a moment, and both for a reader that was slow: with
-    `patient` they are read again, for a moment and for up to 5 s, before anything is called damaged.
+    `patient` they are read again, for a moment and for up to 5 s, before anything is called damaged. A slot that is
+    good counts beside a bad one only when it is found the same after the bad one was seen: a reader that stood still
+    between the two may hold of slot 0 what is two publications old.
     """
     started = clock.monotonic()
+    ages: list[tuple[int, int, int]] | None = None
     while True:
+        before = ages
         slots: list[Directory] = []
         problems: list[str] = []
         for index in (0, 1):
@@ -204,8 +208,10 @@ def read_directory(
             except FormatError as e:
                 problems.append(f"directory slot {index}: {e}")
         waited = clock.monotonic() - started
-        limit = (SETTLE_SECONDS if slots else RETRY_SECONDS) if patient and problems else 0.0
-        if waited >= limit:
+        if not patient or not problems:
+            break
+        ages = [slot.age for slot in slots]
+        if waited >= (SETTLE_SECONDS if slots else RETRY_SECONDS) and ages == before:
             break
         clock.sleep(RETRY_PAUSE)
     if not slots:

@@ -205,5 +205,5 @@ def test_a_pool_that_was_replaced_by_another_says_so_at_refresh(make_pool: Calla
     with path.open("r+b") as file:
         file.write(other.read_bytes())
     assert pool.changed()
-    with pytest.raises(FormatError, match="pool pool0 is gone, other .* is there now"):
+    with pytest.raises(FormatError, match=r"pool pool0 is gone, other .* is there now"):
         pool.refresh()
