@@ -17,6 +17,7 @@ from engramdax.format.directory import MAX_EPOCH, Claim
 from engramdax.pool.proof import ask_all, other_hosts
 from engramdax.pool.reader import check_admitted
 from engramdax.pool.volume import (
+    may_have_lost,
     newest,
     publish,
     read_claims,
@@ -163,7 +164,8 @@ def _settle(access: Access, superblock: Superblock, claim: Claim) -> None:
     step = 2 if current.problems else 1
     retired = current.value.retired
     tables = current.value.tables
-    if current.problems and not ask_all(access, superblock, current.value).none_after(current.value.generation):
+    lost = may_have_lost(access.media, superblock, current.value)
+    if lost and not ask_all(access, superblock, current.value).none_after(current.value.generation):
         # That generation may have published what is loading, to a reader that holds it still.
         retired += tuple(e.retirement(current.value.generation + step) for e in current.value.unfinished())
         tables = tuple(current.value.published())

@@ -158,6 +158,19 @@ def read_header(media: Media, superblock: Superblock, index: int) -> Header | No
         return None
 
 
+def may_have_lost(media: Media, superblock: Superblock, current: Directory) -> bool:
+    """Tell whether a bad slot may have held a directory above the current one, which a reader saw.
+
+    A header line is written last: one that is no newer than the current directory's never made a newer one visible.
+    """
+    for index in (0, 1):
+        if _slot_age(media, superblock, index) == _NO_AGE:
+            header = read_header(media, superblock, index)
+            if header is None or header.age > current.age:
+                return True
+    return False
+
+
 def newest(media: Media, superblock: Superblock) -> Header | Claim | None:
     """Give the highest header or claim line, whether or not its slot is whole.
 

@@ -25,6 +25,7 @@ from engramdax.pool.proof import Proof, ask_all
 from engramdax.pool.reader import check_admitted
 from engramdax.pool.space import allocate, free_extents
 from engramdax.pool.volume import (
+    may_have_lost,
     newest,
     publish,
     read_directory,
@@ -289,7 +290,8 @@ class Writer:
             self.reclaim()
             return
         retired = directory.retired
-        if repair and directory.unfinished() and not self._ask().none_after(directory.generation):
+        lost = repair and may_have_lost(self.media, self.superblock, directory)
+        if lost and directory.unfinished() and not self._ask().none_after(directory.generation):
             # That generation may have published them, to a reader that holds it still.
             kept = []
             retired += tuple(entry.retirement(self._generation + 1) for entry in directory.unfinished())

@@ -25,6 +25,8 @@ class Mutation:
     new: str
     kind: int | None = None
     """The kind of schedule that has the situation in which it matters, where the others hardly do."""
+    seed: int = 0
+    """Where it was caught before, which is where the search begins; a change of the code moves it."""
 
     def install(self) -> None:
         """Have the module imported so; it must not have been imported before."""

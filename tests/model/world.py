@@ -158,12 +158,12 @@ KINDS = (
         5,
     ),
     Kind(  # space that readers hold
-        {"load": 6, "remove": 4, "reclaim": 3, "read": 2},
-        {"read": 8, "verify": 0.3},
-        (2, 3),
-        (0.001, 0.003),
+        {"load": 6, "remove": 4, "reclaim": 2, "read": 1},
+        {"read": 8, "verify": 0.2},
+        (2,),
+        (0.0005, 0.002),
         0.0,
-        6,
+        9,
     ),
     Kind(  # bits that flip
         {"load": 4, "repair": 5, "read": 2, "remove": 1, "take_over": 0.5},
@@ -317,7 +317,7 @@ class World:
         resume = chance.random() < 0.5
         left = [t.name for d in self.whole()[:1] for t in d.unfinished()]
         name = chance.choice(left if resume and left else NAMES)
-        swap = not resume and chance.random() < 0.5
+        swap = not resume and chance.random() < 0.8
         self.versions += 1
         version = self.versions
         with self.writer(process, keep=lambda entry: resume and entry.name == name) as writer:
@@ -329,7 +329,7 @@ class World:
             if old is not None and not swap and not (resume and unfinished is not None):
                 raise TableExistsError("there")
             source = Source(name, version)
-            source.changes = chance.random() < 0.1
+            source.changes = chance.random() < 0.05
             with self.changing(name, version):
                 load_tables(writer, [Load(source, name)], resume=resume, replace_old=swap)  # type: ignore[arg-type]
             self.events["load published"] += 1
@@ -339,8 +339,8 @@ class World:
                 self.events["table replaced"] += 1
 
     def remove(self, process: Process) -> None:
-        name = self.chance.choice(NAMES)
         with self.writer(process) as writer:
+            name = self.chance.choice([t.name for t in writer.directory.published()] or NAMES)
             writer.published(name)
             with self.changing(name, None):
                 freed = writer.remove(name)
