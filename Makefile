@@ -9,14 +9,14 @@ CORE := engramdax/_core.abi3.so
 CORE_SOURCES := $(wildcard c/*.c c/*.h c/core.cdef c/build.py udev/*)
 SANITIZERS := address,undefined
 
-.PHONY: demo test lint sanitize tsan bench wheel tools tools-for-tests clean
+.PHONY: demo test lint sanitize tsan model fuzz bench wheel tools tools-for-tests clean
 
 demo: $(VENV)/.demo
 	$(BIN)/engramdax demo
 
 # The tests that need minutes are part of it; `$(BIN)/pytest` alone leaves them out.
 test: $(VENV)/.test lint wheel sanitize tsan
-	ENGRAMDAX_KILLS=200 $(BIN)/pytest -m ""
+	ENGRAMDAX_KILLS=200 ENGRAMDAX_SCHEDULES=10000 $(BIN)/pytest -m ""
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -31,6 +31,14 @@ sanitize: $(VENV)/.test
 # The team of workers under ThreadSanitizer; left out where there is no clang and we may not install it.
 tsan:
 	tools/tsan || [ $$? = 77 ]
+
+# The protocol on the simulated rack, long: docs/protocol.md.
+model: $(VENV)/.test
+	ENGRAMDAX_SCHEDULES=100000 $(BIN)/pytest tests/model -m ""
+
+# Metadata that were tampered with, a million images of them.
+fuzz: $(VENV)/.test
+	ENGRAMDAX_FUZZ=1000000 $(BIN)/pytest tests/fuzz -m ""
 
 bench: $(VENV)/.test
 	$(BIN)/pytest tests/bench --benchmark-only

@@ -188,6 +188,17 @@ int ed_invalidate_guarded(const uint8_t *address, uint64_t length, const uint8_t
     return 0;
 }
 
+int ed_store_guarded(uint8_t *target, const uint8_t *source, uint64_t lines, const uint8_t *begin, const uint8_t *end)
+{
+    ed_guard_prepare();
+    struct ed_guard guard = {.begin = begin, .end = end};
+    if (!ED_GUARD_ARM(&guard))
+        return -1;
+    ed_store_lines(target, source, lines);
+    ed_guard_disarm();
+    return 0;
+}
+
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic pop
 #endif

@@ -2,7 +2,7 @@
 // Guarded reads: a load that faults (a poisoned line, an unplugged device, a truncated file: SIGBUS) comes
 // back to its own thread as a jump instead of ending the process.
 //
-// A thread arms a guard around loads of a range, and only around those: nothing between arming and
+// A thread arms a guard around loads and stores of a range, and only around those: nothing between arming and
 // disarming may hold a lock or allocate. The handler is installed for the process when the first guard is
 // prepared, and put in front again if somebody installed another one meanwhile. Faults outside the armed
 // range, or without a guard, go to the handler that was there before; under SIG_DFL they end the process as
@@ -40,6 +40,9 @@ int ed_copy_guarded(uint8_t *to, const uint8_t *from, uint64_t bytes, const uint
 // ed_invalidate() (media.h) of a part of a mapping that may fault, for which a flush needs a translation as a load
 // does; 0, or -1 if it did.
 int ed_invalidate_guarded(const uint8_t *address, uint64_t length, const uint8_t *begin, const uint8_t *end);
+
+// ed_store_lines() (media.h) to a part of a mapping that may fault; 0, or -1 if it did, and some lines may be stored.
+int ed_store_guarded(uint8_t *target, const uint8_t *source, uint64_t lines, const uint8_t *begin, const uint8_t *end);
 
 // if (ED_GUARD_ARM(guard)) { loads; ed_guard_disarm(); } else { a load faulted, the guard is disarmed }
 // The signal mask is not saved: the handler runs with SA_NODEFER and restores what a handler before it changed.

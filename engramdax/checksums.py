@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import random
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
@@ -54,14 +56,19 @@ def verify_blocks(
     block: int,
     layout: RowLayout,
     row_count: int,
+    sample: float = 1.0,
+    rate: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[BadBlock]:
     """Compare each block of `rows` with its entry in `checksums`, on all CPUs. A block that cannot be read is bad.
 
+    Each block is invalidated first, so that the media are compared and not a cache. `sample` is the share of the
+    blocks to compare, chosen at random, at least one; `rate` the bytes per second to keep below.
     `rows` holds `row_count` rows of `layout`, which tells what rows have bytes in a bad block.
     Raises DamagedTableError where the checksums themselves are not those that were published.
     """
     count = -(-rows.length // block)
+    media.invalidate(*checksums)
     try:
         stored: bytes | None = media.load(checksums.offset, count * 4)
     except UnreadableError:
@@ -72,13 +79,21 @@ def verify_blocks(
             remedy="remove the table and load it again",
         )
     expected = np.frombuffer(stored, "<u4")
-    done = 0
+    chosen = range(count) if sample >= 1 else sorted(random.sample(range(count), max(1, round(count * sample))))
+    started = time.monotonic()
+    done = begun = 0
     mutex = Lock()
 
     def bad(index: int) -> BadBlock | None:
-        nonlocal done
+        nonlocal done, begun
         offset = index * block
         length = min(block, rows.length - offset)
+        if rate is not None:
+            with mutex:
+                due = started + begun / rate
+                begun += length
+            time.sleep(max(0.0, due - time.monotonic()))
+        media.invalidate(rows.offset + offset, length)
         try:
             matches = block_crc(memoryview(media.load(rows.offset + offset, length))) == int(expected[index])
         except UnreadableError:
@@ -92,4 +107,4 @@ def verify_blocks(
         return BadBlock(offset, length, *layout.rows_within(row_count, offset, length))
 
     with ThreadPoolExecutor(workers()) as executor:
-        return [found for found in executor.map(bad, range(count)) if found]
+        return [found for found in executor.map(bad, chosen) if found]

@@ -72,6 +72,10 @@ class BusyError(EngramdaxError):
     """Another process writes the pool."""
 
 
+class DeposedError(EngramdaxError):
+    """Another host took the pool over while this one wrote; what was published before is whole, the rest is not."""
+
+
 class SpaceError(EngramdaxError):
     """The pool has no free extent of the size needed."""
 

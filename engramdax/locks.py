@@ -17,6 +17,7 @@ import fcntl
 import os
 import struct
 import threading
+import time
 from collections import Counter, deque
 from contextlib import suppress
 from pathlib import Path
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 PINS: Final = 1 << 62
 """First byte of the range of pins: no pool reaches that far."""
+
+ASKING_SECONDS: Final = 0.02
+"""Longer than a question whether somebody writes takes the lock."""
 
 _FLOCK: Final = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 
@@ -69,7 +73,7 @@ class WriterLock:
         path = writer_lock_path(backing, pool)
         self._fd = _open_lock(path, backing, of)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._take()
         except OSError as e:
             os.close(self._fd)
             if e.errno != errno.EWOULDBLOCK:
@@ -78,6 +82,13 @@ class WriterLock:
                 f"{backing.path} is being written by another process{_named(holders(path, 'FLOCK'))}",
                 remedy="try again when it has finished",
             ) from None
+
+    def _take(self) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(ASKING_SECONDS)  # `is_written` of another process holds it for a moment
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def release(self) -> None:
         """Let others write. May be called twice."""
@@ -213,15 +224,91 @@ os.register_at_fork(
 )
 
 
-def pinned_before(backing: Backing, pool: UUID, generation: int) -> bool:
-    """Tell whether any process of this host holds a generation below `generation`."""
+def pinned_generations(backing: Backing, pool: UUID) -> tuple[int, ...]:
+    """Give the generations that processes of this host hold, ascending; of neighbours perhaps the first and the last.
+
+    0 is held while a directory is read.
+    """
     fd = _open_lock(pin_path(backing, pool), backing)
     try:
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, PINS, generation, 0)
-        kind = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
+        found: list[int] = []
+        gaps = [(0, MAX_GENERATION)]
+        while gaps:
+            # The kernel names one lock of a range; what it says nothing of lies on both sides of that.
+            first, end = gaps.pop()
+            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, PINS + first, end - first, 0)
+            kind, _, start, length, _ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
+            if kind == fcntl.F_UNLCK:
+                continue
+            # Neighbours held by one description are one lock to the kernel, of which both ends say enough; one that
+            # reaches the largest offset has no length.
+            held = range(max(first, start - PINS), min(end, start - PINS + length) if length else end)
+            found += {held.start, held.stop - 1}
+            gaps += [gap for gap in ((first, held.start), (held.stop, end)) if gap[0] < gap[1]]
     finally:
         os.close(fd)
-    return bool(kind != fcntl.F_UNLCK)
+    return tuple(sorted(found))
+
+
+def pinned_before(backing: Backing, pool: UUID, generation: int) -> bool:
+    """Tell whether any process of this host holds a generation below `generation`."""
+    return any(held < generation for held in pinned_generations(backing, pool))
+
+
+def is_written(backing: Backing, pool: UUID) -> bool:
+    """Tell whether a process of this host holds the right to write the pool."""
+    fd = _open_lock(writer_lock_path(backing, pool), backing)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def unknown_mappers(backing: Backing, pool: UUID) -> list[int] | None:
+    """Give processes that map a pool's device and hold no pin of it here; None where not all can be looked at.
+
+    Containers with a /run of their own keep their pins there, where this host's engramdax does not see them.
+    Only root sees the mappings of all processes.
+    """
+    if os.geteuid() != 0:
+        return None
+    known = {os.getpid(), *readers(backing, pool), *holders(writer_lock_path(backing, pool), "FLOCK")}
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        if int(process.name) not in known:
+            maps = _maps_device(process, backing.device)
+            if maps is None:
+                return None
+            if maps:
+                found.append(int(process.name))
+    return sorted(found)
+
+
+def _maps_device(process: Path, device: int) -> bool | None:
+    """Tell whether a process maps the character device; None where its mappings may not be followed.
+
+    The device column of maps is that of the file system under the node; what the node stands for, its st_rdev, is
+    behind map_files.
+    """
+    try:
+        lines = (process / "maps").read_text().splitlines()
+    except OSError:  # gone meanwhile
+        return False
+    for line in lines:
+        words = line.split()
+        if words[1].endswith("s") and words[4] != "0":
+            first, last = (part.lstrip("0") or "0" for part in words[0].split("-"))
+            try:
+                if os.stat(process / "map_files" / f"{first}-{last}").st_rdev == device:  # noqa: PTH116 (raises less)
+                    return True
+            except PermissionError:
+                return None
+            except OSError:
+                continue
+    return False
 
 
 def readers(backing: Backing, pool: UUID) -> list[int]:

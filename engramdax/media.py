@@ -65,7 +65,7 @@ class MappedMedia:
         return self.mapping.length
 
     def store(self, offset: int, data: ReadableBuffer) -> None:
-        """Store whole lines past the caches."""
+        """Store whole lines past the caches; BackingError where the memory faults, and some may be stored."""
         source = ffi.from_buffer(data)
         length = len(source)
         self.mapping.check(offset, length)
@@ -73,7 +73,12 @@ class MappedMedia:
             raise BackingError(f"{length} bytes at {offset} are no whole lines of {self.mapping.path}")
         if not self.mapping.writable:
             raise BackingError(f"{self.mapping.path} is mapped read-only", remedy="open it for writing")
-        lib.ed_store_lines(self._base + offset, source, length // LINE)
+        begin = self._base
+        if lib.ed_store_guarded(begin + offset, source, length // LINE, begin, begin + self.size):
+            raise BackingError(
+                f"bytes {offset} to {offset + length} of {self.mapping.path} cannot be written",
+                remedy="the device may be gone, its memory poisoned (`ndctl clear-errors`), or the disk full",
+            )
 
     def fence(self) -> None:
         """Order and, on a disk, make durable."""

@@ -67,6 +67,7 @@ class Table:
         self._attachment = attachment
         attachment.pins.pin(generation)
         weakref.finalize(self, attachment.pins.unpin, generation)
+        attachment.prepare(entry)
         fields = entry.layout.fields
         native = len(fields) == 1 and fields[0].dtype in NATIVE_DTYPES
         self._dtype: np.dtype[Any] = np.dtype(fields[0].dtype if native else np.uint8)
@@ -344,16 +345,22 @@ class Table:
             progress=progress,
         )
 
-    def verify(self, *, progress: Callable[[int], None] | None = None) -> list[BadBlock]:
+    def verify(
+        self, *, sample: float = 1.0, rate: int | None = None, progress: Callable[[int], None] | None = None
+    ) -> list[BadBlock]:
         """Compare all bytes with the checksums that were published with them; give the bad blocks.
 
-        An empty list means that every byte is as it was loaded. `progress` is called with the bytes
-        done so far, from several threads.
+        An empty list means that every byte compared is as it was loaded. `sample`: the share of the blocks to compare,
+        above 0, chosen at random; `rate`: bytes per second to keep below, None for as fast as it goes. `progress` is
+        called with the bytes done so far, from several threads. Raises DamagedTableError where the checksums
+        themselves are damaged.
         """
+        if not 0 < sample <= 1:
+            raise ParameterError(f"a sample of {sample} is no share", remedy="give a number above 0, at most 1")
+        if rate is not None and rate < 1:
+            raise ParameterError(f"a rate of {rate} bytes per second never ends", remedy="give 1 or more")
         e = self._entry
         attachment = self._attachment
-        for extent in (e.extent, e.checksums):
-            attachment.media.invalidate(*extent)
         return verify_blocks(
             attachment.media,
             Extent(e.extent.offset, e.bytes),
@@ -362,6 +369,8 @@ class Table:
             block=attachment.superblock.geometry.block,
             layout=e.layout,
             row_count=e.rows,
+            sample=sample,
+            rate=rate,
             progress=progress,
         )
 

@@ -18,7 +18,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from engramdax.commands import bench, demo, discover, gather, hosts, hot, load, provision, show, trace, udev
+from engramdax.commands import (
+    bench,
+    demo,
+    discover,
+    gather,
+    hosts,
+    hot,
+    load,
+    own,
+    provision,
+    repair,
+    show,
+    trace,
+    udev,
+)
 from engramdax.errors import EngramdaxError
 from engramdax.version import __version__
 
@@ -35,6 +49,9 @@ CHANGING: Final = (
     hot.set_list,
     hosts.admit,
     hosts.forget,
+    own.own,
+    own.reclaim,
+    repair.repair,
 )
 """The commands that change a pool, of which somebody who interrupts one wants to know what is left."""
 
@@ -62,7 +79,7 @@ def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
     return run_command
 
 
-for module in (discover, provision, load, show, gather, trace, demo):
+for module in (discover, provision, load, show, repair, own, gather, trace, demo):
     for command in module.COMMANDS:
         app.command()(_interruptible(command))
 for group in (hosts, hot, udev, bench):

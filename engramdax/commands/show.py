@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from engramdax.backing import parse_size
 from engramdax.commands.output import (
     JsonOption,
     PoolOption,
@@ -19,12 +20,17 @@ from engramdax.commands.output import (
     printable,
     size_text,
 )
-from engramdax.errors import DamagedTableError
+from engramdax.errors import DamagedTableError, FormatError, ParameterError
+from engramdax.pool.access import LocalAccess
 from engramdax.pool.pool import Pool
 from engramdax.pool.records import resolve
+from engramdax.pool.volume import read_superblock
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from engramdax.checksums import BadBlock
+    from engramdax.format.directory import TableEntry
     from engramdax.table import Table
 
 TableArgument = Annotated[str | None, typer.Argument(metavar="[TABLE]", help="The table's name.")]
@@ -33,7 +39,7 @@ TableArgument = Annotated[str | None, typer.Argument(metavar="[TABLE]", help="Th
 def ls(*, pool: PoolOption = None, as_json: JsonOption = False) -> None:
     """List the tables of a pool and its free space."""
     with Pool(resolve(pool)) as opened:
-        tables = [opened[name] for name in opened.tables]
+        tables = [opened.directory.require(name, opened.backing.path) for name in opened.tables]
         free = opened.free()
         total, largest = sum(e.length for e in free), max((e.length for e in free), default=0)
         unfinished = sum(e.length for t in opened.directory.unfinished() for e in t.extents())
@@ -53,7 +59,7 @@ def ls(*, pool: PoolOption = None, as_json: JsonOption = False) -> None:
         if tables:
             print_grid(
                 ("TABLE", ">ROWS", ">ROW BYTES", ">SIZE", "FIELDS"),
-                [(t.name, str(t.rows), str(t.row_bytes), size_text(t.nbytes), _fields(t)) for t in tables],
+                [(t.name, str(t.rows), str(t.layout.row_bytes), size_text(t.bytes), _fields(t)) for t in tables],
             )
         waits = f"; {size_text(waiting)} of removed tables wait for readers and the next write" if waiting else ""
         if unfinished:
@@ -66,8 +72,14 @@ def ls(*, pool: PoolOption = None, as_json: JsonOption = False) -> None:
 
 def info(table: TableArgument = None, *, pool: PoolOption = None, as_json: JsonOption = False) -> None:
     """Tell all about a pool, or about one of its tables."""
-    with Pool(resolve(pool)) as opened:
-        value = _pool_json(opened) if table is None else _table_json(opened[table])
+    path = resolve(pool)
+    here = _here(path) if table is None else None  # before this process pins a generation itself
+    with Pool(path) as opened:
+        value = (
+            {**_pool_json(opened), "here": here}
+            if table is None
+            else _table_json(opened.directory.require(table, opened.backing.path))
+        )
     if as_json:
         print_json(value)
         return
@@ -76,35 +88,77 @@ def info(table: TableArgument = None, *, pool: PoolOption = None, as_json: JsonO
         print_line(f"{key.replace('_', ' '):<{width}}  {printable(_text(key, item))}")
 
 
-def verify(table: TableArgument = None, *, pool: PoolOption = None, as_json: JsonOption = False) -> int:
+def _here(path: Path) -> dict[str, Any] | None:
+    """Say what this host's processes do with a shared pool, which its owner asks for; None where nothing is proven."""
+    access = LocalAccess(path, writable=False)
+    try:
+        superblock = read_superblock(access.media, patient=True).value
+        if not superblock.shared:
+            return None
+        answer = access.here(superblock.pool)
+        return None if answer is None else answer.to_json(access.host)
+    except FormatError as e:
+        raise e.at(path) from None
+    finally:
+        access.close()
+
+
+def verify(
+    table: TableArgument = None,
+    *,
+    pool: PoolOption = None,
+    sample: Annotated[
+        str, typer.Option("--sample", metavar="SHARE", help="Compare this share of the blocks, such as 5%.")
+    ] = "100%",
+    rate: Annotated[
+        str | None, typer.Option("--rate", metavar="N", help="Bytes per second to keep below, such as 500M.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> int:
     """Compare every byte of a table, or of all, with the checksums published with it."""
+    share, limit = _share(sample), None if rate is None else parse_size(rate)
     results: dict[str, list[BadBlock] | str] = {}
     with Pool(resolve(pool)) as opened:
         tables = [opened[name] for name in (opened.tables if table is None else [table])]
-        with byte_progress({t.name: t.nbytes for t in tables}) as progress:
+        with byte_progress({t.name: round(t.nbytes * share) for t in tables}) as progress:
             for t in tables:
                 name = t.name
                 try:
-                    results[name] = t.verify(progress=lambda done, name=name: progress(name, done))  # type: ignore[misc]
+                    results[name] = t.verify(
+                        sample=share,
+                        rate=limit,
+                        progress=lambda done, name=name: progress(name, done),  # type: ignore[misc]
+                    )
                 except DamagedTableError as e:
                     results[name] = str(e)
     if as_json:
         print_json([_verdict_json(name, found) for name, found in results.items()])
     else:
         for t in tables:
-            _print_verdict(t, results[t.name])
+            _print_verdict(t, results[t.name], share)
         if not tables:
             print_line("there are no tables")
     return 1 if any(results.values()) else 0
 
 
-def _print_verdict(table: Table, found: list[BadBlock] | str) -> None:
+def _share(text: str) -> float:
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ParameterError(f"--sample {text} is no share", remedy="give one such as 5% or 0.05")
+    return share
+
+
+def _print_verdict(table: Table, found: list[BadBlock] | str, share: float) -> None:
     if isinstance(found, str):
         print_line(f"{table.name}: {found}")
     elif not found:
-        print_line(f"{table.name}: ok, {size_text(table.nbytes)}")
+        sampled = "" if share == 1 else f"{share:.3g} of "
+        print_line(f"{table.name}: ok, {sampled}{size_text(table.nbytes)}")
     else:
-        print_line(f"{table.name}: {count_text(len(found), 'block')} damaged; remove the table and load it again")
+        print_line(f"{table.name}: {count_text(len(found), 'block')} damaged; `engramdax repair` restores them")
         for bad in found:
             print_line(f"  bytes {bad.offset} to {bad.offset + bad.length - 1}: rows {bad.first_row} to {bad.last_row}")
 
@@ -116,21 +170,21 @@ def _verdict_json(name: str, found: list[BadBlock] | str) -> dict[str, Any]:
     return {"name": name, "ok": not found, "bad_blocks": blocks}
 
 
-def _fields(table: Table) -> str:
+def _fields(table: TableEntry) -> str:
     return " + ".join(f"{f.count} {f.dtype}" for f in table.layout.fields)
 
 
-def _table_json(table: Table) -> dict[str, Any]:
+def _table_json(table: TableEntry) -> dict[str, Any]:
     return {
         "name": table.name,
         "rows": table.rows,
-        "row_bytes": table.row_bytes,
-        "bytes": table.nbytes,
+        "row_bytes": table.layout.row_bytes,
+        "bytes": table.bytes,
         "layout": table.layout.to_json(),
         "heads": list(table.heads) if table.heads else None,
         "addressing": table.addressing,
-        "hot_rows": table.hot_rows,
-        "load": table.load_id,
+        "hot_rows": table.hot.rows if table.hot else 0,
+        "load": str(table.load),
         "source": table.source,
     }
 
@@ -170,6 +224,8 @@ def _text(key: str, item: Any) -> str:
         return str(item or "none")
     if key == "hosts":
         return ", ".join(f"{h['name']} ({h['id']})" for h in item)
+    if key == "here":
+        return "nothing to tell" if item is None else f"{count_text(len(item['pinned']), 'generation')} held by readers"
     if key == "problems":
         return "; ".join(item) or "none"
     if key == "created":

@@ -17,7 +17,8 @@ from engramdax.devices.target import Place, find_memdev, find_place, place_name
 from engramdax.devices.tree import CxlRegion, DaxDevice, Map, Memdev, Mode, Namespace, NdRegion, Origin, Tree
 from engramdax.errors import BackingError, EngramdaxError, ParameterError, RefusedError
 from engramdax.host import host_id
-from engramdax.pool.attachment import admission, open_media
+from engramdax.pool.attachment import open_media
+from engramdax.pool.reader import admission
 from engramdax.pool.records import Assembly, Record, read_records, write_record
 from engramdax.pool.steps import Step, carry_out
 from engramdax.pool.volume import read_directory, read_superblock
@@ -60,7 +61,7 @@ class Found:
     @property
     def admission(self) -> str:
         """The command by which the owner admits this host."""
-        return admission(self.superblock)
+        return admission(self.superblock, host_id())
 
 
 class Join:

@@ -13,7 +13,7 @@ import re
 import struct
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
 from crc32c import crc32c
@@ -37,8 +37,88 @@ MAX_TABLE_NAME: Final = 128
 MAX_GENERATION: Final = 1 << 62
 """Generations stay below: a reader pins one by a lock on a byte of its own, and file offsets end at 2**63."""
 
+MAX_EPOCH: Final = (1 << 32) - 1
+
+CLAIM_MAGIC: Final = int.from_bytes(b"ENGRMCLM", "little")
+_CLAIM: Final = struct.Struct("<QI4x16s16s12xI")
+
 LOADING: Final = "loading"
 PUBLISHED: Final = "published"
+
+
+class Header(NamedTuple):
+    """The header line of a slot, whatever its payload is worth."""
+
+    epoch: int
+    owner: UUID
+    generation: int
+    payload_bytes: int
+    payload_crc: int
+
+    @property
+    def reign(self) -> tuple[int, int]:
+        """What orders owners: the epoch, and the host id between two that took over at once."""
+        return self.epoch, self.owner.int
+
+    @property
+    def age(self) -> tuple[int, int, int]:
+        """What orders directories of one pool."""
+        return *self.reign, self.generation
+
+    def to_bytes(self, pool: UUID) -> bytes:
+        """Give the 64 bytes, checksum last."""
+        checked = _HEADER.pack(
+            MAGIC,
+            self.generation,
+            pool.bytes,
+            self.owner.bytes,
+            self.epoch,
+            self.payload_bytes,
+            self.payload_crc,
+            0,
+        )[:_CHECKED]
+        return checked + crc32c(checked).to_bytes(4, "little")
+
+    @classmethod
+    def from_bytes(cls, line: bytes, *, pool: UUID) -> Header:
+        """Read a header line; FormatError if it is none of `pool`."""
+        magic, generation, uuid, owner, epoch, length, payload_crc, crc = _HEADER.unpack(line)
+        if not any(line):
+            raise FormatError("the slot is empty")
+        if magic != MAGIC or crc != crc32c(line[:_CHECKED]):
+            raise FormatError("the slot's header line is damaged")
+        if uuid != pool.bytes:
+            raise FormatError(f"the slot belongs to another pool, {UUID(bytes=uuid)}")
+        return cls(epoch, UUID(bytes=owner), generation, length, payload_crc)
+
+
+class Claim(NamedTuple):
+    """The claim line of a slot: the last host that wanted to become the owner.
+
+    It counts while it is above the owner in the directory: that one writes no more, and the claimant not yet. It
+    stands in a line of its own, so that claiming spoils no directory, whoever else writes meanwhile.
+    """
+
+    epoch: int
+    owner: UUID
+
+    @property
+    def reign(self) -> tuple[int, int]:
+        """What orders owners."""
+        return self.epoch, self.owner.int
+
+    def to_bytes(self, pool: UUID) -> bytes:
+        """Give the 64 bytes, checksum last."""
+        checked = _CLAIM.pack(CLAIM_MAGIC, self.epoch, pool.bytes, self.owner.bytes, 0)[:_CHECKED]
+        return checked + crc32c(checked).to_bytes(4, "little")
+
+    @classmethod
+    def from_bytes(cls, line: bytes, *, pool: UUID) -> Claim | None:
+        """Read a claim line; None where there is no claim to this pool."""
+        magic, epoch, uuid, owner, crc = _CLAIM.unpack(line)
+        if magic != CLAIM_MAGIC or uuid != pool.bytes or crc != crc32c(line[:_CHECKED]):
+            return None
+        return cls(epoch, UUID(bytes=owner))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +196,10 @@ class TableEntry:
     def extents(self) -> list[Extent]:
         """All space that this table takes."""
         return [self.extent, self.checksums, *([self.hot.extent] if self.hot else [])]
+
+    def retirement(self, generation: int) -> Retired:
+        """Give what stands for its space once a publication of this generation removes it."""
+        return Retired(self.name, self.load, generation, tuple(self.extents()))
 
     def to_json(self) -> dict[str, Any]:
         """Give the form that the payload holds."""
@@ -215,11 +299,25 @@ class Directory:
     hosts: tuple[Host, ...] = ()
     tables: tuple[TableEntry, ...] = ()
     retired: tuple[Retired, ...] = ()
+    released: bool = False
+    """Its owner gave it up: it writes no more, and who takes it over needs no other proof of that."""
+    heir: UUID | None = None
+    """The only host that may take a released pool without being asked for proof; None: any one."""
 
     @property
-    def age(self) -> tuple[int, int]:
+    def reign(self) -> tuple[int, int]:
+        """What orders owners."""
+        return self.epoch, self.owner.int
+
+    @property
+    def age(self) -> tuple[int, int, int]:
         """What orders directories of one pool."""
-        return self.epoch, self.generation
+        return *self.reign, self.generation
+
+    def host_name(self, host: UUID) -> str:
+        """Give what messages call a host: its name, if it is admitted, and its id."""
+        name = next((h.name for h in self.hosts if h.id == host), "unknown")
+        return f"{name} ({host})"
 
     def table(self, name: str) -> TableEntry | None:
         """Give the published table of this name."""
@@ -256,41 +354,27 @@ class Directory:
                 "hosts": [h.to_json() for h in self.hosts],
                 "tables": [t.to_json() for t in self.tables],
                 "retired": [r.to_json() for r in self.retired],
+                "released": self.released,
+                "heir": self.heir.hex if self.heir else None,
             },
             separators=(",", ":"),
         ).encode()
-        if LINE + len(payload) > slot_bytes:
+        if LINE + len(payload) > slot_bytes - LINE:
             raise SpaceError(
                 f"the directory of {len(self.tables)} tables needs {LINE + len(payload)} bytes, "
-                f"a slot has {slot_bytes}",
+                f"a slot has {slot_bytes - LINE}",
                 remedy="remove tables (`engramdax rm`), and end the readers that still hold removed ones",
             )
-        checked = _HEADER.pack(
-            MAGIC,
-            self.generation,
-            self.pool.bytes,
-            self.owner.bytes,
-            self.epoch,
-            len(payload),
-            crc32c(payload),
-            0,
-        )[:_CHECKED]
-        header = checked + crc32c(checked).to_bytes(4, "little")
+        header = Header(self.epoch, self.owner, self.generation, len(payload), crc32c(payload)).to_bytes(self.pool)
         return header, payload.ljust(-(-len(payload) // LINE) * LINE, b"\0")
 
 
 def payload_bytes(header: bytes, *, pool: UUID, slot_bytes: int) -> int:
     """Check a slot's header line and say how long its payload is; FormatError if it is none of `pool`."""
-    magic, _, uuid, _, _, length, _, crc = _HEADER.unpack(header)
-    if not any(header):
-        raise FormatError("the slot is empty")
-    if magic != MAGIC or crc != crc32c(header[:_CHECKED]):
-        raise FormatError("the slot's header line is damaged")
-    if uuid != pool.bytes:
-        raise FormatError(f"the slot belongs to another pool, {UUID(bytes=uuid)}")
-    if length > slot_bytes - LINE:
+    length = Header.from_bytes(header, pool=pool).payload_bytes
+    if length > slot_bytes - 2 * LINE:
         raise FormatError(f"the slot's payload of {length} bytes is longer than a slot")
-    return int(length)
+    return length
 
 
 def from_slot(header: bytes, payload: bytes, *, size: int, geometry: Geometry) -> Directory:
@@ -308,6 +392,9 @@ def from_slot(header: bytes, payload: bytes, *, size: int, geometry: Geometry) -
             tuple(Host.from_json(h) for h in value["hosts"]),
             tuple(TableEntry.from_json(t) for t in value["tables"]),
             tuple(Retired.from_json(r) for r in value["retired"]),
+            # Pools from before there were further hosts name neither.
+            released=value.get("released", False) is True,
+            heir=None if value.get("heir") is None else UUID(hex=value["heir"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
         raise FormatError(f"the slot's payload has no directory in it: {e!r}") from e

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from engramdax.backing import Backing
-    from engramdax.format.directory import Directory
+    from engramdax.format.directory import Directory, Header
     from engramdax.format.geometry import Extent
     from engramdax.format.superblock import Superblock
 
@@ -41,6 +41,7 @@ class Pool:
     def __init__(self, path: Path, *, tune: int | Literal["auto"] | None = None) -> None:
         self._attachment: Attachment | None = Attachment(path, tune=tune)
         self._mutex = threading.Lock()
+        self._watched = self._watch(self._attachment)
         found = self._attachment.read_directory()
         self._directory = found.value
         self._problems = (*self._attachment.superblock_problems, *found.problems)
@@ -115,6 +116,20 @@ class Pool:
     def __len__(self) -> int:
         return len(self._directory.published())
 
+    @staticmethod
+    def _watch(attachment: Attachment) -> tuple[int, Header | None]:
+        """Choose the header line that `changed` reads, in front of the directory: what comes later differs from it."""
+        header = attachment.header(0)
+        return (0, header) if header is not None else (1, attachment.header(1))
+
+    def changed(self) -> bool:
+        """Tell whether anything was published since the last open or refresh: one line of 64 bytes is read.
+
+        Cheap enough for every step of a server; `refresh` then takes what it is.
+        """
+        index, header = self._watched
+        return self._open.header(index) != header
+
     def refresh(self) -> bool:
         """See what is published now; tell whether that is newer. Tables taken before stay as they were.
 
@@ -123,14 +138,15 @@ class Pool:
         with self._mutex:
             attachment = self._open
             before = self._directory
+            self._watched = self._watch(attachment)
             found = attachment.read_directory()
             self._directory, self._problems = found.value, (*attachment.superblock_problems, *found.problems)
             attachment.pins.unpin(before.generation)
             if found.value.age < before.age:
                 # Both slots were written back to an older state: the writer's media lost what it published.
                 warnings.warn(
-                    f"{self.backing.path}: the directory went back from epoch and generation {before.age} to "
-                    f"{found.value.age}",
+                    f"{self.backing.path}: the directory went back from epoch {before.epoch}, generation "
+                    f"{before.generation} to {found.value.epoch}, {found.value.generation}",
                     DegradedPoolWarning,
                     stacklevel=2,
                 )

@@ -3,69 +3,120 @@
 
 from __future__ import annotations
 
-import os
+import threading
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from crc32c import crc32c
 
-from engramdax.errors import FormatError, ParameterError, RefusedError
-from engramdax.format.directory import MAX_GENERATION, PUBLISHED, Host, HotList, Retired, TableEntry
-from engramdax.format.geometry import LINE
-from engramdax.host import host_id
-from engramdax.locks import WriterLock, pinned_before
-from engramdax.pool.attachment import check_admitted, open_media
-from engramdax.pool.space import allocate, free_extents, reserve
-from engramdax.pool.volume import publish, read_directory, read_superblock
+from engramdax.errors import DeposedError, EngramdaxError, FormatError, ParameterError, RefusedError
+from engramdax.format.directory import (
+    MAX_GENERATION,
+    Header,
+    Host,
+    HotList,
+    Retired,
+    TableEntry,
+)
+from engramdax.format.geometry import LINE, MIB
+from engramdax.pool.access import LocalAccess
+from engramdax.pool.ownership import become_owner, is_released
+from engramdax.pool.proof import Proof, ask_all
+from engramdax.pool.reader import check_admitted
+from engramdax.pool.space import allocate, free_extents
+from engramdax.pool.volume import (
+    may_have_lost,
+    newest,
+    publish,
+    read_directory,
+    read_superblock,
+    repair_superblocks,
+    slots_agree,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from types import TracebackType
     from uuid import UUID
 
     import numpy as np
     import numpy.typing as npt
+    from _typeshed import ReadableBuffer
 
+    from engramdax.format.directory import Directory
     from engramdax.format.geometry import Extent
+    from engramdax.pool.access import Access, Lock
+    from engramdax.pool.volume import Found
+
+CHECK_BYTES: Final = 64 * MIB
+CHECK_SECONDS: Final = 0.1
+"""A writer looks whether it still is the owner at least after so many bytes and so much time of row stores."""
+
+
+def keep_none(entry: TableEntry) -> bool:
+    """Say that no unfinished load is to go on."""
+    del entry
+    return False
 
 
 class Writer:
     """The right and the means to change the pool at `path`, held as a context manager.
 
     Entering takes the lock (BusyError if another process has it), checks that this host owns the pool
-    (RefusedError), repairs a bad directory slot, forgets loads that died, and frees the space of removed
-    tables that no reader can hold any more. Not thread-safe but for `media`.
+    (RefusedError), repairs a bad directory slot or superblock copy, forgets loads that died, but for those that
+    `keep` chooses, and frees the space of removed tables that no reader can hold any more.
+
+    Once another host has taken the pool over, every method that writes raises DeposedError.
+    Not thread-safe but for `store`, `fence` and `media`.
     """
 
-    def __init__(self, path: Path) -> None:
-        opened = open_media(path, writable=True)
+    def __init__(
+        self, path: Path, *, keep: Callable[[TableEntry], bool] = keep_none, access: Access | None = None
+    ) -> None:
         self.path = path
-        self.backing, self.fd, self.mapping, self.media = (
-            opened.backing,
-            opened.fd,
-            opened.mapping,
-            opened.media,
-        )
-        self._lock: WriterLock | None = None
+        self.access: Access = access or LocalAccess(path, writable=True)
+        self.media = self.access.media
+        self._lock: Lock | None = None
+        self._deposed: DeposedError | None = None
+        self._checking = threading.Lock()
+        self._unchecked_bytes = 0
+        self.proof: Proof | None = None
+        """What the hosts said when their readers were last asked for."""
         try:
-            self.superblock = read_superblock(self.media).value
-            self._lock = WriterLock(self.backing, self.superblock.pool, of=self.fd)
+            found = read_superblock(self.media, clock=self.access.clock)
+            self.superblock = found.value
+            self._lock = self.access.lock(self.superblock.pool)
             self._check_writable()
             # A hole in a file would be a SIGBUS on a full disk, in the middle of a publication.
-            reserve(self.backing, self.fd, self.superblock.geometry.metadata())
-            # Nobody publishes while the lock is held, so what is bad now stays bad.
-            found = read_directory(self.media, self.superblock, patient=False)
-            self.directory = found.value
-            self._generation = found.value.generation
-            self._check_owner()
-            self._recover(repair=bool(found.problems))
+            self.access.reserve(self.superblock.geometry.metadata())
+            directory = self._read_directory()
+            self._checked_at = self.access.clock.monotonic()
+            if found.problems:
+                repair_superblocks(self.media, self.superblock)
+            self._recover(directory.value, keep, repair=bool(directory.problems))
         except FormatError as e:
             self.close()
             raise e.at(path) from None
         except BaseException:
             self.close()
             raise
+
+    def _read_directory(self) -> Found[Directory]:
+        """Read the directory, and make sure that this host may write: as its owner, or as the heir of one."""
+        # On this host nobody publishes while the lock is held, so what is bad now stays bad. Another host may.
+        found = read_directory(self.media, self.superblock, patient=self.superblock.shared, clock=self.access.clock)
+        self.directory = found.value
+        self._generation = found.value.generation
+        if not self.superblock.shared:
+            return found  # every process that can write it is on this host, and the lock excludes them
+        check_admitted(self.access, self.superblock, self.directory)
+        if self.directory.heir == self.access.host and is_released(self.media, self.superblock, self.directory):
+            become_owner(self.access, self.superblock)
+            return self._read_directory()
+        self._check_owner()
+        return found
 
     def __enter__(self) -> Self:
         return self
@@ -78,11 +129,47 @@ class Writer:
     def close(self) -> None:
         """Give the lock back. May be called twice."""
         if self._lock:
+            if self.superblock.shared:
+                # Whoever hears that nobody writes here takes it that every store has left this host, unfenced ones of
+                # an operation that failed, too.
+                with suppress(EngramdaxError, OSError):
+                    self.media.fence()
             self._lock.release()
             self._lock = None
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        self.access.close()
+
+    def check(self) -> None:
+        """Raise DeposedError if this host owns the pool no more."""
+        if not self.superblock.shared:
+            return
+        if self._deposed is None:
+            found = newest(self.media, self.superblock)
+            mine = self.directory.reign
+            if found is not None and (
+                found.reign > mine
+                or (found.reign == mine and isinstance(found, Header) and found.generation > self._generation)
+            ):
+                self._deposed = DeposedError(
+                    f"{self.path}: host {self.directory.host_name(found.owner)} took pool {self.superblock.name} over "
+                    f"(epoch {found.epoch})",
+                    remedy="nothing that was published is lost; go on there, or take it over again when that host ends",
+                )
+        if self._deposed is not None:
+            raise self._deposed
+
+    def store(self, offset: int, data: ReadableBuffer) -> None:
+        """Store whole lines to space of this writer; DeposedError if that was found to be another's meanwhile.
+
+        Ordered by `media.fence` alone. Thread-safe.
+        """
+        length = len(memoryview(data).cast("B"))
+        with self._checking:
+            now = self.access.clock.monotonic()
+            self._unchecked_bytes += length
+            if self._unchecked_bytes > CHECK_BYTES or now - self._checked_at >= CHECK_SECONDS or self._deposed:
+                self.check()
+                self._unchecked_bytes, self._checked_at = length, now
+        self.media.store(offset, data)
 
     def publish(self, **changes: Any) -> None:
         """Make the directory with `changes` to its fields the current one.
@@ -96,18 +183,27 @@ class Writer:
             )
         self._generation += 1
         directory = replace(self.directory, generation=self._generation, **changes)
-        publish(self.media, self.superblock, directory)
+        publish(self.media, self.superblock, directory, check=self.check)
         self.directory = directory
 
     def retire(self, entries: Sequence[TableEntry]) -> None:
         """Publish that these tables are gone; their space waits for the readers that may have seen them."""
         loads = {entry.load for entry in entries}
-        retired = tuple(Retired(e.name, e.load, self._generation + 1, tuple(e.extents())) for e in entries)
+        retired = tuple(entry.retirement(self._generation + 1) for entry in entries)
         self.publish(
             tables=tuple(t for t in self.directory.tables if t.load not in loads),
             retired=(*self.directory.retired, *retired),
         )
         self.reclaim()
+
+    def replace(self, tables: tuple[TableEntry, ...], names: Sequence[str], loads: set[UUID]) -> None:
+        """Publish `tables`, without those published under one of `names` before by other loads than `loads`."""
+        old = [t for t in self.directory.published() if t.name in names and t.load not in loads]
+        if not old:
+            self.publish(tables=tables)
+            return
+        retired = tuple(entry.retirement(self._generation + 1) for entry in old)
+        self.publish(tables=tuple(t for t in tables if t not in old), retired=(*self.directory.retired, *retired))
 
     def free(self) -> list[Extent]:
         """Give the free extents."""
@@ -131,8 +227,8 @@ class Writer:
         entry = self.published(name)
         data = ids.astype("<u4" if entry.rows <= 1 << 32 else "<u8").tobytes()
         (extent,) = allocate(self.free(), [len(data)], self.superblock.geometry.unit)
-        reserve(self.backing, self.fd, [extent])
-        self.media.store(extent.offset, data.ljust(-(-len(data) // LINE) * LINE, b"\0"))
+        self.access.reserve([extent])
+        self.store(extent.offset, data.ljust(-(-len(data) // LINE) * LINE, b"\0"))
         self.media.fence()
         hot = HotList(extent, ids.size, len(data) // ids.size, crc32c(data), tuple(served))
         retired = self.directory.retired
@@ -174,16 +270,17 @@ class Writer:
 
     def reclaim(self) -> None:
         """Free the space of removed tables that no reader can hold any more."""
-        kept = tuple(r for r in self.directory.retired if not self._provably_unused(r))
+        if not self.directory.retired:
+            return
+        # Asked behind the publication that retired them: a reader that comes now reads a directory without them.
+        proof = self._ask()
+        kept = tuple(r for r in self.directory.retired if not proof.none_before(r.generation))
         if len(kept) < len(self.directory.retired):
             self.publish(retired=kept)
 
-    def _provably_unused(self, retired: Retired) -> bool:
-        others = {host.id for host in self.directory.hosts} - {host_id()}
-        # Asking other hosts takes a channel to them; without one the answer is no.
-        if self.superblock.shared and others:
-            return False
-        return not pinned_before(self.backing, self.superblock.pool, retired.generation)
+    def _ask(self) -> Proof:
+        self.proof = ask_all(self.access, self.superblock, self.directory)
+        return self.proof
 
     def _check_writable(self) -> None:
         if self.superblock.ro_compat:
@@ -193,29 +290,41 @@ class Writer:
             )
 
     def _check_owner(self) -> None:
-        if not self.superblock.shared:
-            return  # every process that can write it is on this host, and the lock excludes them
-        check_admitted(self.superblock, self.directory, self.path)
-        if self.directory.owner != host_id():
-            owner = next((h.name for h in self.directory.hosts if h.id == self.directory.owner), "unknown")
+        directory, name = self.directory, self.superblock.name
+        found = newest(self.media, self.superblock)
+        if found is not None and found.reign > directory.reign:
             raise RefusedError(
-                f"{self.path}: pool {self.superblock.name} is written by host {owner} "
-                f"({self.directory.owner}), not by this one",
-                remedy=f"run this on {owner}",
+                f"{self.path}: host {directory.host_name(found.owner)} is taking pool {name} over",
+                remedy="`engramdax own --take-over` there completes that, here it takes the pool back",
+            )
+        if directory.owner != self.access.host:
+            owner = next((host.name for host in directory.hosts if host.id == directory.owner), "unknown")
+            raise RefusedError(
+                f"{self.path}: pool {name} is written by host {directory.host_name(directory.owner)}, not by this one",
+                remedy=f"run this on {owner}, or hand the pool over (`engramdax own --release` there)",
+            )
+        if directory.released:
+            heir = f" to host {directory.host_name(directory.heir)}" if directory.heir else ""
+            raise RefusedError(
+                f"{self.path}: this host released pool {name}{heir}",
+                remedy="`engramdax own --take-over` makes a host its owner",
             )
 
-    def _recover(self, *, repair: bool) -> None:
-        loading = [t for t in self.directory.tables if t.state != PUBLISHED]
+    def _recover(self, directory: Directory, keep: Callable[[TableEntry], bool], *, repair: bool) -> None:
+        """Clear up after a writer that died: one directory in both slots, no load that nobody goes on with."""
+        kept = [entry for entry in directory.unfinished() if keep(entry)]
         if repair:
             # The bad slot may have held a newer generation that a reader saw: never use its number again.
             self._generation += 1
-        if repair or loading or self._slots_differ():
-            self.publish(tables=tuple(self.directory.published()))
+        agree = not repair and slots_agree(self.media, self.superblock, directory)
+        if agree and len(kept) == len(directory.unfinished()):
+            self.reclaim()
+            return
+        retired = directory.retired
+        lost = repair and may_have_lost(self.media, self.superblock, directory)
+        if lost and directory.unfinished() and not self._ask().none_after(directory.generation):
+            # That generation may have published them, to a reader that holds it still.
+            kept = []
+            retired += tuple(entry.retirement(self._generation + 1) for entry in directory.unfinished())
+        self.publish(tables=(*directory.published(), *kept), retired=retired)
         self.reclaim()
-
-    def _slots_differ(self) -> bool:
-        """Tell whether a writer died between the two slots, so that one still names other space."""
-        g = self.superblock.geometry
-        header, payload = self.directory.to_slot(g.slot_bytes)
-        length = len(header) + len(payload)
-        return any(self.media.load(place, length) != header + payload for place in g.slots)

@@ -57,7 +57,7 @@ def test_info(command: Command, pool: Path) -> None:
     info = command("info", "--pool", pool, "--json").json()
     assert set(info) == {
         *("name", "uuid", "path", "kind", "size", "page_size", "shared", "created", "generation", "epoch"),
-        *("owner", "hosts", "tables", "free", "problems"),
+        *("owner", "hosts", "tables", "free", "problems", "here"),
     }
     assert (info["name"], info["path"], info["size"], info["tables"]) == ("shelf", str(pool), 24 * MIB, 1)
     assert info["kind"] in ("file", "tmpfs")

@@ -54,7 +54,7 @@ def test_flipped_bit_is_found_and_its_rows_named(command: Command, wide_pool: Pa
     assert (outcome.code, outcome.err) == (1, "")
     assert outcome.out.splitlines() == [
         "kept: ok, 23.4 KiB",
-        "wide: 1 block damaged; remove the table and load it again",
+        "wide: 1 block damaged; `engramdax repair` restores them",
         f"  bytes {first} to {last}: rows {first // ROW_BYTES} to {last // ROW_BYTES}",
     ]
     assert command("verify", "kept", "--pool", wide_pool).code == 0

@@ -130,7 +130,12 @@ class Sysfs:
         """Add a region of these decoders; gives the path below devices that its dax region has."""
         self.root_decoder()
         path = f"platform/ACPI0017:00/root0/decoder0.0/{name}"
-        standard = {"uuid": "", "mode": "ram", "size": hex(256 * MIB * len(targets)), "resource": "0x410000000"}
+        standard: dict[str, Any] = {
+            "uuid": "",
+            "mode": "ram",
+            "size": hex(256 * MIB * len(targets)),
+            "resource": "0x410000000",
+        }
         standard |= {"interleave_ways": len(targets), "interleave_granularity": 256, "commit": 1}
         standard |= {f"target{i}": target for i, target in enumerate(targets)}
         self.device("cxl", path, driver, **(standard | values))
@@ -140,6 +145,6 @@ class Sysfs:
         """Add the host's window."""
         if not (self.root / "bus/cxl/devices/root0").exists():
             self.device("cxl", "platform/ACPI0017:00/root0", devtype="cxl_port")
-            values = {"devtype": "cxl_decoder_root", "start": "0x410000000", "size": hex(4 * GIB)}
+            values: dict[str, Any] = {"devtype": "cxl_decoder_root", "start": "0x410000000", "size": hex(4 * GIB)}
             values |= {"locked": 0, "cap_ram": 1, "cap_pmem": 1}
             self.device("cxl", "platform/ACPI0017:00/root0/decoder0.0", **values)

@@ -133,3 +133,19 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert limits["bytes of a row"] == f"{MAX_ROW_BYTES // MIB} MiB at most"
     assert limits["characters of a table's name"] == f"{MAX_TABLE_NAME} at most"
     assert limits["bytes of a directory"].endswith(f"{standard(SMALLEST_POOL).slot_bytes // MIB} MiB")
+
+
+def test_the_claim_table_is_the_claim_struct() -> None:
+    (rows,) = tables_under("Claim line")
+    sizes = [(int(offset), int(size)) for offset, size, _ in rows]
+    # The struct has its padding without a name.
+    assert [place for place in sizes if place not in ((12, 4), (48, 12))] == [
+        (0, 8),
+        (8, 4),
+        (16, 16),
+        (32, 16),
+        (60, 4),
+    ]
+    assert directories._CLAIM.format == "<QI4x16s16s12xI"
+    assert directories._CLAIM.size == LINE
+    assert rows[0][2] == f"magic, `{directories.CLAIM_MAGIC.to_bytes(8, 'little').decode()}`"

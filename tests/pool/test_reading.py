@@ -318,5 +318,5 @@ def test_a_directory_that_went_back_is_said(path: Path) -> None:
             writer.publish()
         pool.refresh()
         path.write_bytes(old)
-        with pytest.warns(engramdax.DegradedPoolWarning, match="went back from epoch and generation"):
+        with pytest.warns(engramdax.DegradedPoolWarning, match="went back from epoch 1, generation"):
             assert not pool.refresh()

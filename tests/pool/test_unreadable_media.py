@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import engramdax
-from engramdax.errors import DamagedTableError, FormatError
+from engramdax.errors import BackingError, DamagedTableError, FormatError
 from engramdax.format.geometry import MIB
 from engramdax.pool.writer import Writer
 
@@ -72,3 +72,15 @@ def test_the_last_generation_is_not_used(make_pool: Callable[..., Path]) -> None
         with pytest.raises(FormatError, match="the last one there is"):
             writer.publish()
         assert path.read_bytes() == before
+
+
+def test_a_store_to_memory_that_is_gone_is_an_error_and_not_the_end(make_pool: Callable[..., Path]) -> None:
+    path = make_pool()
+    with Writer(path) as writer:
+        os.truncate(path, 16 * MIB)
+        with pytest.raises(
+            BackingError, match=r"bytes 20971520 to 21037056 of .* cannot be written; the device may be"
+        ):
+            writer.store(20 * MIB, bytes(1 << 16))
+        os.truncate(path, 32 * MIB)
+        writer.store(20 * MIB, bytes(1 << 16))

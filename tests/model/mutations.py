@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Single changes to the rules, each of which the simulation must catch.
+
+A mutation replaces one piece of one module's text, in a process of its own, before the module is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """What it leaves out or swaps, and where."""
+
+    what: str
+    module: str
+    old: str
+    new: str
+    kind: int | None = None
+    """The kind of schedule that has the situation in which it matters, where the others hardly do."""
+    seed: int = 0
+    """Where it was caught before, which is where the search begins; a change of the code moves it."""
+
+    def install(self) -> None:
+        """Have the module imported so; it must not have been imported before."""
+        assert self.module not in sys.modules
+        sys.meta_path.insert(0, _Finder(self))
+
+    def source(self, text: str) -> str:
+        """Give the mutated text; what is replaced stands there once."""
+        assert text.count(self.old) == 1, f"{self.what}: found {text.count(self.old)} times in {self.module}"
+        return text.replace(self.old, self.new)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, mutation: Mutation) -> None:
+        self._mutation = mutation
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != self._mutation.module:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        assert spec is not None
+        assert spec.origin is not None
+        loader = _Loader(self._mutation, name, spec.origin)
+        return importlib.util.spec_from_file_location(name, spec.origin, loader=loader)
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    def __init__(self, mutation: Mutation, name: str, path: str) -> None:
+        super().__init__(name, path)
+        self._mutation = mutation
+
+    def get_code(self, fullname: str) -> object:  # type: ignore[override]
+        text = self._mutation.source(self.get_data(self.path).decode())
+        return compile(text, self.path, "exec", dont_inherit=True)
+
+
+VOLUME = "engramdax.pool.volume"
+WRITER = "engramdax.pool.writer"
+LOADER = "engramdax.pool.loader"
+READER = "engramdax.pool.reader"
+OWNERSHIP = "engramdax.pool.ownership"
+COHERENCE = "engramdax.pool.coherence"
+PROOF = "engramdax.pool.proof"
+REPAIR = "engramdax.pool.repair"
+DIRECTORY = "engramdax.format.directory"
+SUPERBLOCK = "engramdax.format.superblock"
+
+PAYLOAD = """        check()
+        media.store(place + LINE, payload)
+        media.fence()
+"""
+HEADER = """        check()
+        media.store(place, header)
+        media.fence()
+"""
+
+MUTATIONS = (
+    Mutation(
+        "no fence between payload and header line",
+        VOLUME,
+        PAYLOAD,
+        PAYLOAD.replace("        media.fence()\n", ""),
+        kind=1,
+    ),
+    Mutation("no fence behind the header line", VOLUME, HEADER, HEADER.replace("        media.fence()\n", ""), kind=1),
+    Mutation("no owner check before the payload", VOLUME, PAYLOAD, PAYLOAD.replace("        check()\n", ""), kind=2),
+    Mutation("no owner check before the header line", VOLUME, HEADER, HEADER.replace("        check()\n", ""), kind=2),
+    Mutation("plain stores, which stay in the cache", "memory", "self.plain = False", "self.plain = True"),
+    Mutation(
+        "the slot that alone is current written first",
+        VOLUME,
+        "g.slots if ages[0] <= ages[1] else reversed(g.slots)",
+        "g.slots",
+        kind=1,
+    ),
+    Mutation(
+        "one slot written, not both",
+        VOLUME,
+        "in g.slots if ages[0] <= ages[1] else reversed(g.slots):",
+        "in g.slots[:1]:",
+    ),
+    Mutation(
+        "the header line of a slot read without invalidation",
+        VOLUME,
+        "    place = g.slots[index]\n    media.invalidate(place, LINE)\n",
+        "    place = g.slots[index]\n",
+    ),
+    Mutation(
+        "the payload of a slot read without invalidation", VOLUME, "    media.invalidate(place + LINE, length)\n", ""
+    ),
+    Mutation("the superblock read without invalidation", VOLUME, "    media.invalidate(place, SUPERBLOCK_BYTES)\n", ""),
+    Mutation(
+        "claims read without invalidation",
+        VOLUME,
+        "    for place in _claim_places(superblock):\n        media.invalidate(place, LINE)\n",
+        "    for place in _claim_places(superblock):\n",
+    ),
+    Mutation("rows not invalidated", COHERENCE, "            media.invalidate(offset, length)\n", "            pass\n"),
+    Mutation(
+        "the mark set before the rows are invalidated",
+        COHERENCE,
+        "        return False\n    pieces = [",
+        "        return False\n    marks.add(load)\n    pieces = [",
+        kind=3,
+    ),
+    Mutation(
+        "marks that count for every load", COHERENCE, "    if load in marks:\n", "    if load in marks or True:\n"
+    ),
+    Mutation("shared pools taken for ones of a single host", READER, "if not self.superblock.shared:", "if True:"),
+    Mutation(
+        "no pin while the directory is read",
+        READER,
+        "        self.pins.pin(0)\n",
+        "        self.pins.pin(1 << 61)\n",
+        kind=3,
+    ),
+    Mutation(
+        "no pin of the generation",
+        READER,
+        "            self.pins.pin(found.value.generation)\n",
+        "            self.pins.pin(1 << 61)\n",
+        kind=3,
+    ),
+    Mutation(
+        "silence taken for an answer", PROOF, "if any(answer is None for answer in answers):", "if False:", kind=3
+    ),
+    Mutation(
+        "only this host asked for its readers",
+        PROOF,
+        "answers = [self.here, *self.others.values()]",
+        "answers = [self.here]",
+        kind=3,
+    ),
+    Mutation(
+        "a removed table's space free one generation early",
+        WRITER,
+        "retired = tuple(entry.retirement(self._generation + 1) for entry in entries)",
+        "retired = tuple(entry.retirement(self._generation) for entry in entries)",
+        kind=3,
+    ),
+    Mutation(
+        "a removed table's space free at once",
+        WRITER,
+        "            retired=(*self.directory.retired, *retired),\n        )\n        self.reclaim()",
+        "            retired=self.directory.retired,\n        )\n        self.reclaim()",
+        kind=3,
+    ),
+    Mutation(
+        "a replaced table's space free at once",
+        WRITER,
+        "if t not in old), retired=(*self.directory.retired, *retired))",
+        "if t not in old))",
+        kind=3,
+    ),
+    Mutation(
+        "a bad slot's generation used again",
+        WRITER,
+        "            self._generation += 1\n        agree",
+        "            pass\n        agree",
+        kind=1,
+    ),
+    Mutation(
+        "slots left different by a writer that died",
+        WRITER,
+        "agree = not repair and slots_agree(self.media, self.superblock, directory)",
+        "agree = not repair",
+        kind=1,
+    ),
+    Mutation("unfinished loads kept for ever", WRITER, "*directory.published(), *kept)", "*directory.tables,)", kind=1),
+    Mutation(
+        "superblock copies not repaired",
+        WRITER,
+        "                repair_superblocks(self.media, self.superblock)\n",
+        "                pass\n",
+        kind=4,
+    ),
+    Mutation("a writer starts on any host", WRITER, "if directory.owner != self.access.host:", "if False:", kind=2),
+    Mutation(
+        "no owner check while rows are stored",
+        WRITER,
+        "                self.check()\n                self._unchecked",
+        "                self._unchecked",
+        kind=2,
+    ),
+    Mutation("a table published before its rows are stored", LOADER, "state=LOADING,", 'state="published",'),
+    Mutation(
+        "a resumed block trusted unseen",
+        LOADER,
+        "        return writer.media.load(offset, len(data)) == data\n",
+        "        return True\n",
+        kind=1,
+    ),
+    Mutation(
+        "a resumed block compared with the cache",
+        LOADER,
+        "    writer.media.invalidate(offset, len(data))\n    try:\n        return writer",
+        "    try:\n        return writer",
+        kind=1,
+    ),
+    Mutation("a take-over without asking", OWNERSHIP, "    elif not fenced:\n", "    elif False:\n", kind=2),
+    Mutation(
+        "a take-over that believes silence",
+        OWNERSHIP,
+        "                silent.append(host)\n",
+        "                pass\n",
+        kind=2,
+    ),
+    Mutation(
+        "a take-over from a host that writes",
+        OWNERSHIP,
+        "                writing.append(host)\n",
+        "                pass\n",
+        kind=2,
+    ),
+    Mutation(
+        "a take-over that does not raise the epoch",
+        OWNERSHIP,
+        "claim.epoch if claim else 0) + 1",
+        "claim.epoch if claim else 0)",
+        kind=2,
+    ),
+    Mutation(
+        "a claim not read again before it counts",
+        OWNERSHIP,
+        "        if found != claim:\n",
+        "        if False:\n",
+        kind=2,
+    ),
+    Mutation(
+        "a take-over that uses a bad slot's generation again",
+        OWNERSHIP,
+        "step = 2 if current.problems else 1",
+        "step = 1",
+        kind=2,
+    ),
+    Mutation(
+        "a release believed from one slot",
+        OWNERSHIP,
+        "return directory.released and slots_agree(media, superblock, directory)",
+        "return directory.released",
+        kind=2,
+    ),
+    Mutation(
+        "a released pool written by its last owner",
+        WRITER,
+        "        if directory.released:\n",
+        "        if False:\n",
+        kind=2,
+    ),
+    Mutation(
+        "a repair that keeps the load id",
+        REPAIR,
+        "fresh = replace(entry, load=uuid4())",
+        "fresh = replace(entry)",
+        kind=4,
+    ),
+    Mutation(
+        "a repair that trusts the cache",
+        REPAIR,
+        "    writer.media.invalidate(offset, length)\n    try:\n        return block_crc",
+        "    try:\n        return block_crc",
+        kind=4,
+    ),
+    Mutation(
+        "the header line's checksum not compared",
+        DIRECTORY,
+        "if magic != MAGIC or crc != crc32c(line[:_CHECKED]):",
+        "if magic != MAGIC:",
+        kind=4,
+    ),
+    Mutation(
+        "the payload's checksum not compared",
+        DIRECTORY,
+        "if len(payload) != length or crc32c(payload) != crc:",
+        "if len(payload) != length:",
+        kind=1,
+    ),
+    Mutation(
+        "the superblock's checksum not compared",
+        SUPERBLOCK,
+        "if _CRC.unpack_from(data, _CRC_OFFSET)[0] != crc32c(data[:_CRC_OFFSET]):",
+        "if False:",
+        kind=4,
+    ),
+)
