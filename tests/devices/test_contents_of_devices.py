@@ -92,7 +92,7 @@ def test_memory_that_faults_is_unreadable_and_kills_nobody(
 
     # The file is shorter than the device claims: loads behind its end fault, as they do where memory is poisoned.
     real = backing.inspect_fd
-    monkeypatch.setattr("engramdax.pool.attachment.inspect_fd", lambda fd, path: replace(real(fd, path), size=64 * MIB))
+    monkeypatch.setattr("engramdax.pool.access.inspect_fd", lambda fd, path: replace(real(fd, path), size=64 * MIB))
     found = look(empty)
     assert found.verdict is Verdict.UNREADABLE
     assert "cannot be read" in found.why
