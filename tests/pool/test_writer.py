@@ -391,7 +391,7 @@ def test_the_lock_is_on_the_file_that_was_opened_not_on_what_has_its_name_since(
         newcomer.replace(path)
         return WriterLock(backing, pool, of=of)
 
-    monkeypatch.setattr("engramdax.pool.writer.WriterLock", lock_after_a_swap)
+    monkeypatch.setattr("engramdax.pool.access.WriterLock", lock_after_a_swap)
     with Writer(path) as writer:
         pool = writer.superblock.pool
         with pytest.raises(BusyError):
