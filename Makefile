@@ -34,7 +34,7 @@ tsan:
 
 # The protocol on the simulated rack, long: docs/protocol.md.
 model: $(VENV)/.test
-	ENGRAMDAX_SCHEDULES=100000 $(BIN)/pytest tests/model -m ""
+	ENGRAMDAX_ALL=1 ENGRAMDAX_SCHEDULES=100000 $(BIN)/pytest tests/model -m ""
 
 # Metadata that were tampered with, a million images of them.
 fuzz: $(VENV)/.test

@@ -98,7 +98,7 @@ def load_tables(
         if names.count(name) > 1:
             raise ParameterError(f"two of the tables to load are named {name}", remedy="load them one by one")
     works = _plan(writer, loads, resume=resume)
-    seen = False
+    begun = seen = False
     try:
         for work in works:
             writer.access.reserve(work.entry.extents())
@@ -106,6 +106,7 @@ def load_tables(
         writer.media.fence()
         extents = {work.entry.extent for work in works}
         others = tuple(t for t in writer.directory.tables if t.extent not in extents)
+        begun = True
         writer.publish(tables=(*others, *(w.entry for w in works)))
         for work in works:
             _copy(writer, work, progress)
@@ -119,7 +120,8 @@ def load_tables(
         seen = True
         writer.replace(ready.tables, names, set(crcs))
     except BaseException:
-        _forget(writer, works, seen=seen)
+        if begun:
+            _forget(writer, works, seen=seen)
         raise
     writer.reclaim()
     return [entry for entry in writer.directory.tables if entry.load in crcs]
@@ -252,8 +254,6 @@ def _forget(writer: Writer, works: Sequence[_Work], *, seen: bool) -> None:
     """
     loads = {work.entry.load for work in works}
     entries = [t for t in writer.directory.tables if t.load in loads]
-    if not entries:
-        return
     try:
         if seen:
             writer.retire(entries)

@@ -17,6 +17,7 @@ from engramdax.format.directory import MAX_EPOCH, Claim
 from engramdax.pool.proof import ask_all, other_hosts
 from engramdax.pool.reader import check_admitted
 from engramdax.pool.volume import (
+    last_generation,
     may_have_lost,
     newest,
     publish,
@@ -161,13 +162,14 @@ def _settle(access: Access, superblock: Superblock, claim: Claim) -> None:
             raise _faster(access, superblock, found.owner if found else claim.owner)
     current = read_directory(access.media, superblock, patient=False)
     # A bad slot may have held one generation more, which a reader saw.
-    step = 2 if current.problems else 1
+    skipped = 1 if current.problems else 0
+    generation = last_generation(access.media, superblock, current.value) + skipped + 1
     retired = current.value.retired
     tables = current.value.tables
     lost = may_have_lost(access.media, superblock, current.value)
     if lost and not ask_all(access, superblock, current.value).none_after(current.value.generation):
         # That generation may have published what is loading, to a reader that holds it still.
-        retired += tuple(e.retirement(current.value.generation + step) for e in current.value.unfinished())
+        retired += tuple(e.retirement(generation) for e in current.value.unfinished())
         tables = tuple(current.value.published())
     directory = replace(
         current.value,
@@ -175,7 +177,7 @@ def _settle(access: Access, superblock: Superblock, claim: Claim) -> None:
         retired=retired,
         epoch=claim.epoch,
         owner=claim.owner,
-        generation=current.value.generation + step,
+        generation=generation,
         released=False,
         heir=None,
     )

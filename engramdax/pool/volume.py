@@ -171,6 +171,12 @@ def may_have_lost(media: Media, superblock: Superblock, current: Directory) -> b
     return False
 
 
+def last_generation(media: Media, superblock: Superblock, current: Directory) -> int:
+    """Give the highest generation that either header line names, or the current directory."""
+    headers = [header for index in (0, 1) if (header := read_header(media, superblock, index)) is not None]
+    return max([current.generation, *(header.generation for header in headers)])
+
+
 def newest(media: Media, superblock: Superblock) -> Header | Claim | None:
     """Give the highest header or claim line, whether or not its slot is whole.
 

@@ -26,6 +26,7 @@ from engramdax.pool.proof import Proof, ask_all
 from engramdax.pool.reader import check_admitted
 from engramdax.pool.space import allocate, free_extents
 from engramdax.pool.volume import (
+    last_generation,
     may_have_lost,
     newest,
     publish,
@@ -315,7 +316,7 @@ class Writer:
         kept = [entry for entry in directory.unfinished() if keep(entry)]
         if repair:
             # The bad slot may have held a newer generation that a reader saw: never use its number again.
-            self._generation += 1
+            self._generation = last_generation(self.media, self.superblock, directory) + 1
         agree = not repair and slots_agree(self.media, self.superblock, directory)
         if agree and len(kept) == len(directory.unfinished()):
             self.reclaim()

@@ -88,8 +88,6 @@ class Cache:
 
     def lose(self) -> None:
         """Lose power."""
-        if self.orphans:
-            self.memory.events["unfenced lines lost with a host"] += 1
         self.held = bytearray(len(self.held))
         self.dirty.clear()
         self.orphans.clear()
@@ -189,6 +187,8 @@ class SharedMedia:
         """Leave what is not fenced on its way, or lose it with the host."""
         if self.pending:
             self.cache.memory.events["death with unfenced stores"] += 1
-            if not host_too:
+            if host_too:
+                self.cache.memory.events["unfenced lines lost with a host"] += 1
+            else:
                 self.cache.orphans += self.pending
         self.pending = []

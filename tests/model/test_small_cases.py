@@ -2,11 +2,13 @@
 """All schedules of small cases: one writer, one other process on another host, and one change of turns each way.
 
 The writer takes its first i steps, the other its first j, then the writer goes on, or dies, or its host dies, and then
-both run to their ends: for all i and j. Stores reach the memory at once, or only when they are fenced.
+both run to their ends. Stores reach the memory at once, or only when they are fenced. With ENGRAMDAX_ALL set (`make
+model` does) that is done for all i and j, else for every fourth i and every ninth j.
 """
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -18,6 +20,7 @@ from world import GEOMETRY, World
 
 from engramdax.pool import loader, volume
 
+STRIDES = (1, 1) if os.environ.get("ENGRAMDAX_ALL") else (4, 9)
 FATES = ("goes on", "dies", "its host dies")
 
 
@@ -89,7 +92,7 @@ OTHERS: dict[str, Callable[[World], Callable[[Process], None]]] = {
 
 
 @pytest.mark.unsanitized
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(6000)
 @pytest.mark.parametrize("stores", [EAGER, LAZY], ids=["eager", "lazy"])
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -97,10 +100,9 @@ def test_every_schedule_of_a_small_case_keeps_the_rules(operation: str, other: s
     schedules = 0
     image = bytes(prepared().rack.memory.content)
     versions = {name: set(possible) for name, possible in prepared().possible.items()}
-    stride = 2 if other == "a reader" else 3
-    for first in count(0, stride):
+    for first in count(0, STRIDES[0]):
         writer_ended = False
-        for second in count(0, 5):
+        for second in count(0, STRIDES[1]):
             other_ended = False
             for fate in FATES:
                 world = World(0)
@@ -131,4 +133,4 @@ def test_every_schedule_of_a_small_case_keeps_the_rules(operation: str, other: s
                 break
         if writer_ended:
             break
-    assert schedules > 100
+    assert schedules > 50

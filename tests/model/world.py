@@ -488,6 +488,8 @@ class World:
         kind = self.chance.random()
         if kind < 0.4 or slots[0] != slots[1]:
             index = self.chance.choice((0, 1))
+            if slots[0] != slots[1] and (self.set_back or abs(slots[0].generation - slots[1].generation) > 1):
+                return  # of a second such loss in a row a number that is skipped once cannot tell
             memory.content[GEOMETRY.slots[index] + self.chance.choice((0, LINE)) + 9] ^= 4
             # What a writer that died left in one slot alone is gone with it; its readers are told.
             self.set_back = self.set_back or slots[index].age > slots[1 - index].age

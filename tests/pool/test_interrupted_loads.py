@@ -170,3 +170,21 @@ def test_a_pool_file_with_holes_on_a_full_disk_is_told_before_a_row_is_written(
         with pytest.raises(BackingError, match="has holes and cannot be filled: No space left"):
             load_tables(writer, [Load(source, "t")])
         assert writer.directory.tables == ()
+
+
+def test_an_interrupt_while_the_load_is_announced_frees_its_space(
+    make_pool: MakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_pool()
+    np.save(tmp_path / "t.npy", rows(0))
+    with open_sources([tmp_path / "t.npy"])[0] as source, Writer(path) as writer:
+        free = writer.free()
+        real = writer.media
+        # In one slot it stands already: clear, fence, payload, fence, header line, fence.
+        writer.media = FailingMedia(real, 8, lambda: None)  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            load_tables(writer, [Load(source, "t")])
+        writer.media = real
+    with engramdax.open(path) as pool:
+        assert pool.directory.unfinished() == []
+        assert pool.free() == free
