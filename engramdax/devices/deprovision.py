@@ -10,7 +10,7 @@ from engramdax.devices.assembly import removal
 from engramdax.devices.holders import check_unheld
 from engramdax.errors import BackingError, FormatError, RefusedError
 from engramdax.locks import who_reads
-from engramdax.pool.attachment import open_media
+from engramdax.pool.access import LocalAccess
 from engramdax.pool.provision import Plan, plan_removal
 from engramdax.pool.records import Record, forget_record, record_of
 from engramdax.pool.steps import Step
@@ -29,7 +29,7 @@ def plan_deprovision(system: System, path: Path, *, force: bool) -> Plan:
     A device that a process of this host still holds is refused, whatever is forced: it would lose its memory.
     """
     try:
-        opened = open_media(path, writable=False)
+        opened = LocalAccess(path, writable=False)
     except BackingError:
         return plan_removal(path, force=force)  # which says what it cannot do there
     try:
@@ -40,7 +40,7 @@ def plan_deprovision(system: System, path: Path, *, force: bool) -> Plan:
     except FormatError as e:
         raise e.at(path) from None
     finally:
-        os.close(opened.fd)
+        opened.close()
         del opened  # with its mapping: the device is to go away
     if record is None or record.assembly is None:
         return plan_removal(path, force=force)

@@ -7,7 +7,6 @@ Looking changes nothing: devices are opened O_RDONLY and mapped PROT_READ.
 from __future__ import annotations
 
 import errno
-import os
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -28,7 +27,7 @@ from engramdax.devices.tree import (
 )
 from engramdax.errors import EngramdaxError, FormatError, UnreadableError
 from engramdax.format.geometry import SMALLEST_POOL
-from engramdax.pool.attachment import open_media
+from engramdax.pool.access import LocalAccess
 from engramdax.pool.contents import State, contents, signature
 from engramdax.pool.volume import read_superblock
 
@@ -204,7 +203,7 @@ def _recreate(namespace: Namespace) -> str:
 def _look(device: DaxDevice, proc: Path) -> Fitness:
     """Open the device and see what is on it."""
     try:
-        opened = open_media(device.node, writable=False)
+        opened = LocalAccess(device.node, writable=False)
     except EngramdaxError as e:
         return _closed(device, e)
     try:
@@ -228,7 +227,7 @@ def _look(device: DaxDevice, proc: Path) -> Fitness:
     except FormatError as e:
         return Fitness(device, Verdict.UNREADABLE, e.problem)
     finally:
-        os.close(opened.fd)
+        opened.close()
     if users := holders(opened.backing.device, proc):
         why = f"in use by process {', '.join(map(str, users[:8]))}"
         return Fitness(device, Verdict.IN_USE, why)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -17,7 +16,7 @@ from engramdax.devices.target import Place, find_memdev, find_place, place_name
 from engramdax.devices.tree import CxlRegion, DaxDevice, Map, Memdev, Mode, Namespace, NdRegion, Origin, Tree
 from engramdax.errors import BackingError, EngramdaxError, ParameterError, RefusedError
 from engramdax.host import host_id
-from engramdax.pool.attachment import open_media
+from engramdax.pool.access import LocalAccess
 from engramdax.pool.reader import admission
 from engramdax.pool.records import Assembly, Record, read_records, write_record
 from engramdax.pool.steps import Step, carry_out
@@ -348,12 +347,12 @@ class Search(Join):
 def pool_at(node: Path) -> Found | None:
     """Give the pool on a device, None where there is none that can be read."""
     try:
-        opened = open_media(node, writable=False)
+        opened = LocalAccess(node, writable=False)
         try:
             superblock = read_superblock(opened.media).value
             return Found(node, superblock, read_directory(opened.media, superblock).value)
         finally:
-            os.close(opened.fd)
+            opened.close()
     except EngramdaxError:
         return None
 

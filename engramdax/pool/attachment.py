@@ -18,14 +18,6 @@ if TYPE_CHECKING:
 
     from engramdax.format.directory import TableEntry
 
-Opened = LocalAccess
-
-
-def open_media(path: Path, *, writable: bool) -> Opened:
-    """Open and map what stands at `path`; the caller closes it, the mapping outlives that."""
-    return LocalAccess(path, writable=writable)
-
-
 AHEAD_BYTES: Final = 12 << 10
 """How far ahead a gather prefetches from DRAM, where 8 to 16 KiB are equally good."""
 LEAST_ROWS_AHEAD: Final = 3

@@ -28,7 +28,7 @@ from engramdax.format.geometry import standard
 from engramdax.format.superblock import Superblock, check_pool_name
 from engramdax.host import host_id, host_name, run_dir
 from engramdax.locks import WriterLock, who_reads
-from engramdax.pool.attachment import Opened, open_media
+from engramdax.pool.access import LocalAccess
 from engramdax.pool.contents import Contents, State, contents
 from engramdax.pool.records import Record, forget_record, record_of, write_record
 from engramdax.pool.steps import Step
@@ -192,7 +192,7 @@ def plan_removal(path: Path, *, force: bool, give_back: Sequence[Step] = ()) -> 
 
     Refused on a host that does not own the pool, and while other hosts are admitted unless forced.
     """
-    opened = open_media(path, writable=True)
+    opened = LocalAccess(path, writable=True)
     path = Path(os.path.realpath(path))
     try:
         superblock = read_superblock(opened.media).value
@@ -203,7 +203,7 @@ def plan_removal(path: Path, *, force: bool, give_back: Sequence[Step] = ()) -> 
     except FormatError as e:
         raise e.at(path) from None
     finally:
-        os.close(opened.fd)
+        opened.close()
     if superblock.shared and directory:
         _check_ours(path, superblock, directory, force=force)
     tables = directory.published() if directory else []
@@ -279,12 +279,12 @@ def _pool_steps(
 
 def _check_contents(path: Path, consent: Consent) -> UUID | None:
     """Refuse what must not be overwritten; give the uuid of a pool that may be."""
-    opened = open_media(path, writable=False)
+    opened = LocalAccess(path, writable=False)
     try:
         check_consent(path, contents(opened.media, opened.fd), consent)
         return _check_not_in_use(opened)
     finally:
-        os.close(opened.fd)
+        opened.close()
 
 
 def check_consent(path: Path | str, found: Contents, consent: Consent) -> None:
@@ -298,7 +298,7 @@ def check_consent(path: Path | str, found: Contents, consent: Consent) -> None:
         raise RefusedError(f"{path} holds {found.what}", remedy="if nobody needs it, say --force to destroy it")
 
 
-def _check_not_in_use(opened: Opened) -> UUID | None:
+def _check_not_in_use(opened: LocalAccess) -> UUID | None:
     try:
         superblock = read_superblock(opened.media).value
     except FormatError:
@@ -372,7 +372,7 @@ class _File:
 
 def _holds_a_pool(path: Path) -> bool:
     try:
-        opened = open_media(path, writable=False)
+        opened = LocalAccess(path, writable=False)
     except EngramdaxError:
         return False
     try:
@@ -380,23 +380,23 @@ def _holds_a_pool(path: Path) -> bool:
     except FormatError:
         return False
     finally:
-        os.close(opened.fd)
+        opened.close()
 
 
 def _initialise(path: Path, superblock: Superblock, consent: Consent) -> None:
-    opened = open_media(path, writable=True)
+    opened = LocalAccess(path, writable=True)
     try:
         with WriterLock(opened.backing, superblock.pool, of=opened.fd):
             # Whoever had the lock before may have made a pool here since the contents were looked at.
             check_consent(path, contents(opened.media, opened.fd), consent)
             initialise(opened.media, superblock, Host(host_id(), host_name()))
     finally:
-        os.close(opened.fd)
+        opened.close()
     log(f"provisioned pool {superblock.name} ({superblock.pool}) on {path}")
 
 
 def _void(path: Path, superblock: Superblock, *, force: bool) -> None:
-    opened = open_media(path, writable=True)
+    opened = LocalAccess(path, writable=True)
     try:
         with WriterLock(opened.backing, superblock.pool, of=opened.fd):
             # Somebody may have come meanwhile: another pool, a table, a reader.
@@ -408,11 +408,11 @@ def _void(path: Path, superblock: Superblock, *, force: bool) -> None:
             void_superblocks(opened.media, superblock)
             void_slots(opened.media, superblock)
     finally:
-        os.close(opened.fd)
+        opened.close()
     log(f"voided pool {superblock.name} ({superblock.pool}) on {path}")
 
 
-def _check_unneeded(opened: Opened, superblock: Superblock, path: Path) -> None:
+def _check_unneeded(opened: LocalAccess, superblock: Superblock, path: Path) -> None:
     try:
         tables = read_directory(opened.media, superblock).value.published()
     except FormatError:

@@ -19,7 +19,7 @@ from engramdax.devices.udev import linked_pools
 from engramdax.errors import BackingError, EngramdaxError, ParameterError
 from engramdax.files import replace_file
 from engramdax.host import SYSTEM_STATE, make_dir, state_dir
-from engramdax.pool.attachment import open_media
+from engramdax.pool.access import LocalAccess
 from engramdax.pool.volume import read_superblock
 
 if TYPE_CHECKING:
@@ -172,11 +172,11 @@ def known_pools() -> list[Record]:
 def _superblock(path: Path) -> Superblock | None:
     """Give the superblock of the pool at `path`, None where there is none that can be read."""
     try:
-        opened = open_media(path, writable=False)
+        opened = LocalAccess(path, writable=False)
         try:
             return read_superblock(opened.media).value
         finally:
-            os.close(opened.fd)
+            opened.close()
     except EngramdaxError:
         return None
 

@@ -19,7 +19,7 @@ from engramdax.format.geometry import GIB, MIB, Extent
 from engramdax.format.layout import V41_ROW, Field, RowLayout
 from engramdax.format.superblock import Superblock
 from engramdax.host import host_id
-from engramdax.pool.attachment import open_media
+from engramdax.pool.access import LocalAccess
 from engramdax.pool.provision import initialise, new_superblock
 from engramdax.pool.space import allocate
 from engramdax.pool.writer import Writer
@@ -111,9 +111,9 @@ def sparse_pool(path: Path, size: int) -> Superblock:
     with path.open("wb") as file:
         file.truncate(size)
     superblock = new_superblock("sparse", size, shared=False)
-    opened = open_media(path, writable=True)
+    opened = LocalAccess(path, writable=True)
     initialise(opened.media, superblock, Host(host_id(), "host"))
-    os.close(opened.fd)
+    opened.close()
     return superblock
 
 

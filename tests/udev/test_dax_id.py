@@ -17,7 +17,7 @@ from dax_tree import MIB, Tree
 
 from engramdax.errors import EngramdaxError
 from engramdax.format.geometry import SUPERBLOCK_BYTES, superblock_places
-from engramdax.pool.attachment import open_media
+from engramdax.pool.access import LocalAccess
 from engramdax.pool.provision import Consent, plan_file
 from engramdax.pool.steps import carry_out
 from engramdax.pool.volume import read_superblock
@@ -39,11 +39,11 @@ def make(tree: Tree) -> Callable[..., Path]:
 
 
 def uuid_of(path: Path) -> str:
-    opened = open_media(path, writable=False)
+    opened = LocalAccess(path, writable=False)
     try:
         return str(read_superblock(opened.media).value.pool)
     finally:
-        os.close(opened.fd)
+        opened.close()
 
 
 def overwrite(path: Path, offset: int, data: bytes) -> None:
@@ -219,11 +219,11 @@ def test_damaged_pools_are_named_when_the_package_can_open_them(
                     broken[source.randrange(SUPERBLOCK_BYTES)] = source.randrange(256)
             overwrite(path, place, bytes(broken))
         try:
-            opened = open_media(path, writable=False)
+            opened = LocalAccess(path, writable=False)
             try:
                 wanted = read_superblock(opened.media).value.name
             finally:
-                os.close(opened.fd)
+                opened.close()
         except EngramdaxError:
             wanted = ""
         answers.add(wanted)
