@@ -215,9 +215,7 @@ def make_raw_namespace(
             )
         before.update(n.uuid for n in system.tree().namespaces if n.region and n.region.name == name())
         command = ["ndctl", "create-namespace", "-r", name(), "-m", "raw", *(["-s", str(size)] if size else [])]
-        found = run(
-            system, command, lambda tree: next((n for n in ours(tree) if n.enabled and n.blocks), None), clean_up
-        )
+        found = run(system, command, look, clean_up)
         try:
             check(found)
         except BaseException:
