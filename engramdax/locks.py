@@ -28,6 +28,7 @@ from engramdax.backing import Backing, Kind, open_fd
 from engramdax.errors import BackingError, BusyError
 from engramdax.format.directory import MAX_GENERATION
 from engramdax.host import make_dir, run_dir, state_dir
+from engramdax.processes import shared_mappings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -288,26 +289,18 @@ def unknown_mappers(backing: Backing, pool: UUID) -> list[int] | None:
 
 
 def _maps_device(process: Path, device: int) -> bool | None:
-    """Tell whether a process maps the character device; None where its mappings may not be followed.
-
-    The device column of maps is that of the file system under the node; what the node stands for, its st_rdev, is
-    behind map_files.
-    """
+    """Tell whether a process maps the character device; None where its mappings may not be followed."""
     try:
-        lines = (process / "maps").read_text().splitlines()
-    except OSError:  # gone meanwhile
-        return False
-    for line in lines:
-        words = line.split()
-        if words[1].endswith("s") and words[4] != "0":
-            first, last = (part.lstrip("0") or "0" for part in words[0].split("-"))
+        for mapping in shared_mappings(process):
             try:
-                if os.stat(process / "map_files" / f"{first}-{last}").st_rdev == device:  # noqa: PTH116 (raises less)
+                if mapping.stat().st_rdev == device:
                     return True
             except PermissionError:
                 return None
-            except OSError:
+            except OSError:  # unmapped meanwhile
                 continue
+    except OSError:  # gone meanwhile
+        return False
     return False
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engramdax.errors import RefusedError
+from engramdax.processes import shared_mappings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,12 +39,7 @@ def _held(process: Path) -> Iterator[Path]:
     with suppress(OSError):  # gone meanwhile, or somebody else's
         yield from (process / "fd").iterdir()
     with suppress(OSError):
-        # Only shared mappings can be of a devdax device; asking for each of a large process takes long.
-        for line in (process / "maps").read_text(errors="replace").splitlines():
-            words = line.split(maxsplit=5)
-            if len(words) > 5 and words[1].endswith("s"):
-                # What a mapping is called there has no leading zeros.
-                yield process / "map_files" / "-".join(f"{int(part, 16):x}" for part in words[0].split("-"))
+        yield from shared_mappings(process)
 
 
 def _is(path: Path, device: int) -> bool:
