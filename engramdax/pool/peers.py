@@ -11,8 +11,11 @@ import json
 import os
 import shlex
 import subprocess
+import warnings
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from uuid import UUID
+
+from engramdax.errors import ParameterError
 
 if TYPE_CHECKING:
     from engramdax.format.directory import Host
@@ -53,11 +56,14 @@ class NoPeers:
 class CommandPeers:
     """A channel made of a command that runs `engramdax info --json` on the other host.
 
-    `template` is split as a shell would, then {host}, {id} and {pool} are filled in.
+    `template` is split as a shell would, then {host}, {id} and {pool} are filled in. ParameterError where it cannot be.
     """
 
     def __init__(self, template: str) -> None:
-        self._words = shlex.split(template)
+        try:
+            self._words = shlex.split(template)
+        except ValueError as e:  # a quotation without an end
+            raise ParameterError(f"{ENVIRONMENT}={template!r} is ignored: {e}", remedy="correct or unset it") from None
 
     def ask(self, host: Host, pool: UUID) -> Answer | None:
         """Run the command; whatever goes wrong with it, or an answer of another host, is no answer."""
@@ -83,4 +89,9 @@ class CommandPeers:
 def configured_peers() -> Peers:
     """Give the channel that ENGRAMDAX_ASK names, such as `ssh {host} engramdax info --json --pool {pool}`."""
     template = os.environ.get(ENVIRONMENT, "")
-    return CommandPeers(template) if template.strip() else NoPeers()
+    try:
+        return CommandPeers(template) if template.strip() else NoPeers()
+    except ParameterError as e:
+        # Nobody answers then, which costs no data; reading goes on all the same.
+        warnings.warn(str(e), RuntimeWarning, stacklevel=2)
+        return NoPeers()

@@ -129,6 +129,15 @@ def test_a_host_on_which_a_writer_lives_says_so(shared: SharedPool) -> None:
             assert CommandPeers(shared.ask().replace("{host}", "beta")).ask(alpha, pool) is None
 
 
+def test_a_command_that_cannot_be_split_is_a_warning_and_asks_nobody(
+    shared: SharedPool, own: Callable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ENGRAMDAX_ASK", "ssh {host} 'engramdax info")
+    with shared.on("beta"), pytest.warns(RuntimeWarning, match="ENGRAMDAX_ASK=.* is ignored: No closing quotation"):
+        assert own("--take-over") == 1
+    assert "did not answer" in capsys.readouterr().out
+
+
 def test_a_writer_that_was_deposed_stops_and_what_was_published_stays(shared: SharedPool, tmp_path: Path) -> None:
     from engramdax.pool.access import LocalAccess
     from engramdax.pool.ownership import become_owner
