@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Guarded reads: a load that faults (a poisoned line, an unplugged device, a truncated file: SIGBUS) comes
-// back to its own thread as a jump instead of ending the process.
+// Guarded access: a load or store that faults (a poisoned line, an unplugged device, a truncated file: SIGBUS)
+// comes back to its own thread as a jump instead of ending the process.
 //
 // A thread arms a guard around loads and stores of a range, and only around those: nothing between arming and
 // disarming may hold a lock or allocate. The handler is installed for the process when the first guard is
@@ -44,7 +44,7 @@ int ed_invalidate_guarded(const uint8_t *address, uint64_t length, const uint8_t
 // ed_store_lines() (media.h) to a part of a mapping that may fault; 0, or -1 if it did, and some lines may be stored.
 int ed_store_guarded(uint8_t *target, const uint8_t *source, uint64_t lines, const uint8_t *begin, const uint8_t *end);
 
-// if (ED_GUARD_ARM(guard)) { loads; ed_guard_disarm(); } else { a load faulted, the guard is disarmed }
+// if (ED_GUARD_ARM(guard)) { loads or stores; ed_guard_disarm(); } else { one faulted, the guard is disarmed }
 // The signal mask is not saved: the handler runs with SA_NODEFER and restores what a handler before it changed.
 #define ED_GUARD_ARM(guard) (sigsetjmp((guard)->back, 0) == 0 ? (ed_armed_guard = (guard), 1) : 0)
 

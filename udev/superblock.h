@@ -20,7 +20,8 @@ struct pool {
 // Whether these SUPERBLOCK_BYTES are the superblock of a pool that fits media of `media_bytes`; fills `ret` if so.
 bool read_superblock(const uint8_t *bytes, uint64_t media_bytes, struct pool *ret);
 
-// Where the copies of the superblock lie in a pool that fills `media_bytes`; gives their number.
+// Where the copies of the superblock lie in a pool that fills `media_bytes`, as superblock_places() in
+// engramdax/format/geometry.py says it; gives their number.
 int superblock_places(uint64_t media_bytes, uint64_t places[MAX_COPIES]);
 
 #endif
