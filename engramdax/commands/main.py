@@ -40,20 +40,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 USAGE: Final = 2
-INTERRUPTED: Final = "nothing unfinished is published, and its space is free"
-CHANGING: Final = (
-    load.load,
-    load.rm,
-    provision.provision,
-    provision.deprovision,
-    hot.set_list,
-    hosts.admit,
-    hosts.forget,
-    own.own,
-    own.reclaim,
-    repair.repair,
-)
-"""The commands that change a pool, of which somebody who interrupts one wants to know what is left."""
+_NOTHING_LEFT: Final = "nothing unfinished is published, and its space is free"
+INTERRUPTED: Final = {
+    load.load: _NOTHING_LEFT,
+    load.rm: _NOTHING_LEFT,
+    provision.provision: _NOTHING_LEFT,
+    provision.deprovision: _NOTHING_LEFT,
+    hot.set_list: _NOTHING_LEFT,
+    hosts.admit: _NOTHING_LEFT,
+    hosts.forget: _NOTHING_LEFT,
+    own.own: "`engramdax own` tells whether this host released the pool, or has claimed it",
+    own.reclaim: _NOTHING_LEFT,
+    repair.repair: _NOTHING_LEFT,
+}
+"""What is left of a command that changes a pool, for somebody who interrupted it."""
 
 UsageError: Final[type[Exception]] = typer.BadParameter.__bases__[0]
 """Of the click that typer uses: newer ones carry one of its own, which they do not export."""
@@ -74,7 +74,7 @@ def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(**parameters)
         except KeyboardInterrupt:
-            raise EngramdaxError("interrupted", remedy=INTERRUPTED if command in CHANGING else "") from None
+            raise EngramdaxError("interrupted", remedy=INTERRUPTED.get(command, "")) from None
 
     return run_command
 

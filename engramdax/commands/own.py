@@ -49,11 +49,12 @@ def own(
 ) -> int:
     """Tell which host writes a pool, or hand it over.
 
-    A pool has one writer host, its owner. `own --release` on the owner gives it up: to the other admitted host if there
-    is one, else to the one named with --to, else to any. `own --take-over` makes this host the owner. Where the owner
-    did not release the pool, its writers stop at once, but this host writes nothing before every other admitted host
-    has answered that no writer lives there (ENGRAMDAX_ASK says how to ask), or you say with --fenced that the hosts
-    that do not answer are off. Saying so of a host that still writes can cost tables that are loaded from then on.
+    A pool has one writer host, its owner. `own --release` on the owner gives it up: to the host named with --to;
+    without that to the other admitted host if there is only one, else to any. `own --take-over` makes this host the
+    owner. Where the owner did not release the pool, its writers stop at once, but this host writes nothing before every
+    other admitted host has answered that no writer lives there (ENGRAMDAX_ASK says how to ask), or you say with
+    --fenced that the hosts that do not answer are off. Saying so of a host that still writes can cost tables that are
+    loaded from then on.
     """
     if release_it and take:
         raise ParameterError("--release and --take-over were both given", remedy="give one of them")
@@ -117,7 +118,10 @@ def _release(path: Path, to: str | None, *, as_json: bool) -> int:
     # Loads that died stay for `load --resume` on the next owner.
     with Writer(path, keep=lambda _: True) as writer:
         if not writer.superblock.shared:
-            raise ParameterError(f"{path}: pool {writer.superblock.name} is not shared by hosts", remedy="do nothing")
+            raise ParameterError(
+                f"{path}: pool {writer.superblock.name} is not shared by hosts",
+                remedy="any process that can write it may",
+            )
         others = other_hosts(writer.directory, writer.access)
         if not others:
             raise RefusedError(

@@ -93,6 +93,12 @@ def test_interrupted_command_that_changes_a_pool_says_what_is_left(
     command(*arguments).failed(1, "interrupted; nothing unfinished is published, and its space is free")
 
 
+def test_interrupted_hand_over_says_how_to_see_what_is_left(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not that nothing is: a claim may be on the media, and stops the owner.
+    monkeypatch.setattr("engramdax.commands.own.resolve", interrupt)
+    command("own", "--take-over").failed(1, "interrupted; `engramdax own` tells whether this host released the pool")
+
+
 def test_exit_codes_of_a_process(process: Command, pool: Path) -> None:
     assert process("ls", "--pool", pool).code == 0
     process("rm", "absent", "--pool", pool).failed(1)
