@@ -238,8 +238,8 @@ def _look(device: DaxDevice, proc: Path) -> Fitness:
         State.RECOGNISED: (Verdict.FOREIGN, "--force"),
         State.UNKNOWN: (Verdict.UNKNOWN, "--overwrite-unknown"),
     }[there.state]
-    why = f"holds {there.what}; if nobody needs that:"
-    return Fitness(device, verdict, why.removesuffix(":"), f"engramdax provision {option} {device.node}")
+    why = f"holds {there.what}; if nobody needs that"
+    return Fitness(device, verdict, why, f"engramdax provision {option} {device.node}")
 
 
 def _closed(device: DaxDevice, error: EngramdaxError) -> Fitness:

@@ -74,7 +74,6 @@ COHERENCE = "engramdax.pool.coherence"
 PROOF = "engramdax.pool.proof"
 REPAIR = "engramdax.pool.repair"
 DIRECTORY = "engramdax.format.directory"
-SUPERBLOCK = "engramdax.format.superblock"
 
 PAYLOAD = """        check()
         media.store(place + LINE, payload)

@@ -53,6 +53,6 @@ def test_no_state_of_the_model_breaks_a_rule(
     ],
     ids=lambda case: case[-1],
 )
-def test_a_rule_that_is_left_out_is_missed_by_the_model(tmp_path: Path, case: tuple[str, ...]) -> None:
+def test_the_model_catches_each_rule_that_is_left_out(tmp_path: Path, case: tuple[str, ...]) -> None:
     right, _ = check(tmp_path, *case)
     assert not right
