@@ -13,7 +13,7 @@ from outcomes import Outcome, unchanged
 
 from engramdax.format.directory import Host
 from engramdax.host import host_id, host_name
-from engramdax.pool.volume import write_superblock
+from engramdax.pool.volume import publish, write_superblock
 from engramdax.pool.writer import Writer
 
 Command = Callable[..., Outcome]
@@ -80,8 +80,10 @@ def test_pool_of_one_host_alone_admits_nobody(command: Command, pool: Path) -> N
 
 def test_host_that_does_not_own_the_pool_admits_nobody(command: Command, shared: Path) -> None:
     with Writer(shared) as writer:
-        owner = Host(uuid4(), "elsewhere")
-        writer.publish(hosts=(*writer.directory.hosts, owner), owner=owner.id)
+        owner, now = Host(uuid4(), "elsewhere"), writer.directory
+        taken = replace(now, epoch=now.epoch + 1, generation=now.generation + 1, owner=owner.id)
+        # Past this writer, which would find itself deposed between the slots.
+        publish(writer.media, writer.superblock, replace(taken, hosts=(*now.hosts, owner)))
     with unchanged(shared):
         command("hosts", "admit", OTHER, "--pool", shared).failed(3, "is written by host elsewhere", "run this on")
         command("deprovision", "--force", "--pool", shared).failed(3, "is owned by elsewhere", "run this on elsewhere")
