@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands on many hosts at once, by ClusterShell: its node sets and groups, its ssh, its fan-out and timeouts.
 
-Which worker it takes (ssh, rsh, pdsh, exec), with what options, and what @groups there are stands in ClusterShell's own
-configuration (/etc/clustershell, ~/.config/clustershell).
+Which worker it takes (ssh, rsh, pdsh, exec), the fan-out and what @groups there are stands in ClusterShell's own
+configuration (/etc/clustershell, ~/.config/clustershell), how hosts are reached in ~/.ssh/config.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def nodes_of(text: str) -> list[str]:
     return found
 
 
-def run_on(hosts: Sequence[str], command: str, *, seconds: float = TIMEOUT_SECONDS) -> list[Output]:
+def run_on(
+    hosts: Sequence[str], command: str, *, seconds: float = TIMEOUT_SECONDS, ssh_options: str = ""
+) -> list[Output]:
     """Run a command, as a shell of each host reads it, on all hosts at once; give what came of it in their order.
 
     A host that has not ended after `seconds` is given up. EngramdaxError where ClusterShell or its worker's program is
@@ -57,13 +59,14 @@ def run_on(hosts: Sequence[str], command: str, *, seconds: float = TIMEOUT_SECON
     shell = _clustershell()
     task = shell.Task.task_self()
     task.set_default("stderr", True)
+    task.set_info("ssh_options", ssh_options)
     task.set_info("connect_timeout", min(float(task.info("connect_timeout") or seconds), seconds))
     handler = _handler(shell.Event.EventHandler)
     outputs = {host: Output(host) for host in hosts}
     try:
         for host, output in outputs.items():
             # A worker for each host: one that says too much can be ended alone.
-            task.shell(command, nodes=host, handler=handler(output), timeout=seconds)
+            task.shell(command, nodes=host, handler=handler(output), timeout=seconds, stdin=False)
         task.resume()
     except OSError as e:
         task.abort()

@@ -48,6 +48,10 @@ def health(
     program: Annotated[
         str, typer.Option("--program", metavar="COMMAND", help="With --hosts: how engramdax is started there.")
     ] = "engramdax",
+    ssh_options: Annotated[
+        str,
+        typer.Option("--ssh-options", metavar="OPTIONS", help="With --hosts: what ssh is given, such as '-l admin'."),
+    ] = "",
     prometheus: Annotated[
         Path | None,
         typer.Option("--prometheus", metavar="FILE", help="Write metrics for node_exporter's textfile collector."),
@@ -71,7 +75,7 @@ def health(
         options = [*_option("--pool", pool), *_option("--sample", sample), *(["--verify"] if verify else [])]
         for name in skipped:
             options += ["--skip", name]
-        comparison = examine_hosts(nodes_of(hosts), options, program=program, seconds=timeout)
+        comparison = examine_hosts(nodes_of(hosts), options, program=program, seconds=timeout, ssh_options=ssh_options)
         if as_json:
             print_json(comparison.to_json())
         else:

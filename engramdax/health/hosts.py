@@ -88,22 +88,29 @@ class Comparison:
 
 
 def examine_hosts(
-    hosts: Sequence[str], options: Sequence[str], *, program: str = "engramdax", seconds: float = TIMEOUT_SECONDS
+    hosts: Sequence[str],
+    options: Sequence[str],
+    *,
+    program: str = "engramdax",
+    seconds: float = TIMEOUT_SECONDS,
+    ssh_options: str = "",
 ) -> Comparison:
     """Ask all hosts at once for their reports, and compare them.
 
     `program` is how engramdax is started there, for a shell; `options` are those of `health`. A host that saw an older
     directory than others is asked again: a table may have been published meanwhile.
     """
-    try:
-        shlex.split(program)
-    except ValueError as e:
-        raise ParameterError(f"--program {program!r} is no command: {e}", remedy="quote it as for a shell") from None
+    for name, text in (("--program", program), ("--ssh-options", ssh_options)):
+        try:
+            shlex.split(text)
+        except ValueError as e:
+            raise ParameterError(f"{name} {text!r} is no command line: {e}", remedy="quote it as for a shell") from None
     command = f"{program} health --json {shlex.join(options)}".rstrip()
-    answers = {o.host: _answer(o, seconds) for o in run_on(hosts, command, seconds=seconds)}
+    answers = {o.host: _answer(o, seconds) for o in run_on(hosts, command, seconds=seconds, ssh_options=ssh_options)}
     behind = _behind(list(answers.values()))
     if behind:
-        answers |= {o.host: _answer(o, seconds) for o in run_on(list(behind), command, seconds=seconds)}
+        again = run_on(list(behind), command, seconds=seconds, ssh_options=ssh_options)
+        answers |= {o.host: _answer(o, seconds) for o in again}
     listed = tuple(answers.values())
     return Comparison(listed, tuple(compare(listed)))
 

@@ -115,7 +115,7 @@ class Report:
 
         ValueError, KeyError, TypeError or AttributeError for anything else. Keys that are not known are left alone.
         """
-        if value["format"] != FORMAT:
+        if _one(value["format"], int) != FORMAT:
             raise ValueError(f"it is of format {value['format']!r}, this engramdax reads {FORMAT}")
         return cls(
             _one(value["host"], str),
