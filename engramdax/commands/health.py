@@ -25,6 +25,18 @@ from engramdax.health.finding import EXIT_CODES, Finding, State
 from engramdax.health.hosts import Answer, Comparison, examine_hosts
 from engramdax.health.report import PROBES, Report, examine
 
+HostsOption = Annotated[
+    str | None, typer.Option("--hosts", metavar="NODESET", help="Ask these hosts by ssh: node[1-8], @group.")
+]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", help="With --hosts: how long one may take.")
+]
+ProgramOption = Annotated[
+    str, typer.Option("--program", metavar="COMMAND", help="With --hosts: how engramdax is started there.")
+]
+SshOption = Annotated[
+    str, typer.Option("--ssh-options", metavar="OPTIONS", help="With --hosts: what ssh is given, such as '-l admin'.")
+]
 SkipOption = Annotated[
     list[str] | None,
     typer.Option("--skip", metavar="PROBE", help="Leave a probe out, such as memdev.health, or a group. Repeatable."),
@@ -39,19 +51,10 @@ def health(
         str | None, typer.Option("--sample", metavar="SHARE", help="With --verify: of the blocks, such as 5%.")
     ] = None,
     skip: SkipOption = None,
-    hosts: Annotated[
-        str | None, typer.Option("--hosts", metavar="NODESET", help="Ask these hosts by ssh: node[1-8], @group.")
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="With --hosts: how long one may take.")
-    ] = TIMEOUT_SECONDS,
-    program: Annotated[
-        str, typer.Option("--program", metavar="COMMAND", help="With --hosts: how engramdax is started there.")
-    ] = "engramdax",
-    ssh_options: Annotated[
-        str,
-        typer.Option("--ssh-options", metavar="OPTIONS", help="With --hosts: what ssh is given, such as '-l admin'."),
-    ] = "",
+    hosts: HostsOption = None,
+    timeout: TimeoutOption = TIMEOUT_SECONDS,
+    program: ProgramOption = "engramdax",
+    ssh_options: SshOption = "",
     prometheus: Annotated[
         Path | None,
         typer.Option("--prometheus", metavar="FILE", help="Write metrics for node_exporter's textfile collector."),
@@ -70,8 +73,6 @@ def health(
     if hosts is not None:
         if prometheus is not None:
             raise ParameterError("--prometheus is for one host", remedy="let each host write its own file")
-        if timeout <= 0:
-            raise ParameterError(f"--timeout {timeout:g} leaves no time", remedy="give seconds above 0")
         options = [*_option("--pool", pool), *_option("--sample", sample), *(["--verify"] if verify else [])]
         for name in skipped:
             options += ["--skip", name]

@@ -100,6 +100,8 @@ def examine_hosts(
     `program` is how engramdax is started there, for a shell; `options` are those of `health`. A host that saw an older
     directory than others is asked again: a table may have been published meanwhile.
     """
+    if seconds <= 0:
+        raise ParameterError(f"--timeout {seconds:g} leaves no time", remedy="give seconds above 0")
     for name, text in (("--program", program), ("--ssh-options", ssh_options)):
         try:
             shlex.split(text)

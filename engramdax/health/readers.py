@@ -50,7 +50,10 @@ def probe(subject: Subject, found: list[Reader]) -> Iterator[Finding]:
     for pid in sorted(others | held.keys()):
         generations = held.get(pid)
         found.append(Reader(pid, _command(proc / str(pid) / "comm"), min(generations) if generations else None))
-    text = f"{len(found)} processes" + (f": {', '.join(f'{r.pid} ({r.command})' for r in found[:8])}" if found else "")
+    names = ", ".join(
+        f"{r.pid} ({r.command})" + ("" if r.generation is None else f" at {r.generation}") for r in found[:8]
+    )
+    text = f"{len(found)} processes" + (f": {names}" if found else "")
     if hidden:
         text += "; and some that /proc does not show here"
     if backing.kind is Kind.DEVDAX and not subject.root:
