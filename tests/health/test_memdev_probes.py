@@ -177,3 +177,22 @@ def test_poison_list_that_makes_no_sense_is_unknown(
     cxl.prints("", f'[{{"memdev":"mem0","media_errors":{errors}}}]')
     finding = found(poison.probe(subject(host, Origin.CXL_RAM)), "memdev.poison")
     assert finding.state is State.UNKNOWN
+
+
+def _memdev_objects(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict) and isinstance(value.get("memdev"), str) and "host" in value:
+        yield value
+    for below in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _memdev_objects(below)
+
+
+@pytest.mark.parametrize("origin", [Origin.CXL_PMEM, Origin.CXL_RAM])
+def test_devices_that_have_no_health_information_are_unknown(host: Host, cxl: Cxl, origin: Origin) -> None:
+    """As `cxl list` of a captured host said: QEMU's devices have alarms and firmware, and no health object."""
+    said = list(_memdev_objects(host.said("cxl")))
+    assert {one["memdev"] for one in said} == {"mem0", "mem1"}
+    assert all("alert_config" in one and "health" not in one for one in said)
+    cxl.prints(json.dumps(said))
+    findings = by_probe(memdevs.probe(subject(host, origin)))
+    assert {findings[probe].state for probe in ASKED} == {State.UNKNOWN}
+    assert findings["memdev.firmware"].state is State.OK
