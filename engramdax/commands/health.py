@@ -144,7 +144,7 @@ def _text(finding: Finding) -> str:
 
 
 def _print_report(report: Report) -> None:
-    rows = [(f.probe, f.object, str(f.state), _figure(f), printable(f.found)) for f in report.findings]
+    rows = [(f.probe, printable(f.object), str(f.state), _figure(f), printable(f.found)) for f in report.findings]
     print_grid(("PROBE", "OBJECT", "STATE", ">FIGURE", "FOUND"), rows)
     for finding in report.findings:
         if finding.state is not State.OK and finding.remedy:
