@@ -10,6 +10,8 @@ from engramdax.devices import tools
 from engramdax.errors import EngramdaxError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from engramdax.devices.tree import Memdev
 
 SECONDS: Final = 10.0
@@ -39,10 +41,10 @@ class Listing:
         return found
 
 
-def listing(command: tuple[str, ...]) -> Listing:
-    """Run one of the commands above."""
+def listing(command: tuple[str, ...], memdevs: Sequence[Memdev]) -> Listing:
+    """Run one of the commands above for these memdevs; others may take their time."""
     try:
-        done = tools.run(command, seconds=SECONDS)
+        done = tools.run([*command, "-m", " ".join(memdev.name for memdev in memdevs)], seconds=SECONDS)
         if done.code:
             return Listing(problem=f"`{done.command}`: {done.problem}", remedy="install a newer cxl")
         return Listing({one["memdev"]: one for one in _memdevs(done.values())}, said=done.stderr.strip())

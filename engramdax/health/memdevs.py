@@ -51,7 +51,7 @@ def probe(subject: Subject) -> Iterator[Finding]:
             yield critical("memdev.present", text, object=region.name, remedy="look at the device and its link")
     if not device.memdevs:
         return
-    listing = cxl.listing(cxl.HEALTH)
+    listing = cxl.listing(cxl.HEALTH, device.memdevs)
     for memdev in device.memdevs:
         yield from _memdev(memdev, listing, root=subject.root)
 

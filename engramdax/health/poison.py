@@ -33,7 +33,7 @@ def probe(subject: Subject) -> Iterator[Finding]:
     if device is None:
         return
     if device.memdevs:
-        listing = cxl.listing(cxl.MEDIA_ERRORS) if subject.root else cxl.Listing()
+        listing = cxl.listing(cxl.MEDIA_ERRORS, device.memdevs) if subject.root else cxl.Listing()
         for memdev in device.memdevs:
             yield from _memdev(subject, device, memdev, listing)
     if device.namespace is not None and device.namespace.region is not None:

@@ -32,6 +32,7 @@ SECONDS = 300.0
 TIMEOUT = 60
 """A guest takes half of it for a report; hosts that are no guests take a second."""
 
+TOO_SLOW = "was not done after"
 ROWS = 20_000
 ROW_BYTES = 64
 SERIAL = 0xFEDCBA9876543210
@@ -88,12 +89,19 @@ class Fleet:
             host.run("rm -f /run/ssh/pid")
 
     def health(self, seconds: float = TIMEOUT) -> tuple[int, Any, float]:
-        """Ask from the first host; give exit code, document and how long it took there."""
+        """Ask from the first host; give exit code, document and how long it took there.
+
+        On a machine that has other work, an emulated `cxl list` may take longer than it is given: asked again then.
+        """
         command = f"engramdax health --hosts h0,h1 --json --timeout {seconds:g} {self.options}"
-        begin = time.monotonic()
-        done: Completed = self.hosts[0].run(command, timeout=SECONDS, check=False)
-        assert done.stdout, done.stderr
-        return done.code, json.loads(done.stdout), time.monotonic() - begin
+        for _ in range(3):
+            begin = time.monotonic()
+            done: Completed = self.hosts[0].run(command, timeout=SECONDS, check=False)
+            assert done.stdout, done.stderr
+            took = time.monotonic() - begin
+            if TOO_SLOW not in done.stdout:
+                break
+        return done.code, json.loads(done.stdout), took
 
 
 def bad(document: Any, host: str) -> dict[str, str]:
