@@ -66,7 +66,7 @@ def _superblock(superblock: Superblock, problems: tuple[str, ...]) -> Finding:
         f"{text}: {'; '.join(problems)}",
         figure=good,
         unit="copies",
-        remedy="the pool is lost with the last copy: save its tables, and provision it anew",
+        remedy=WRITE_REPAIRS,
     )
 
 
