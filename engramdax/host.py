@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import socket
+import stat
 from pathlib import Path
 from typing import Final
 from uuid import UUID, uuid4
@@ -68,7 +69,9 @@ def make_dir(path: Path) -> Path:
     """
     try:
         path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-        if path.stat().st_uid == os.geteuid():
+        status = path.stat()
+        # A container may have it read-only, as it should be.
+        if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != DIRECTORY_MODE:
             path.chmod(DIRECTORY_MODE)  # past the umask
     except OSError as e:
         raise BackingError(

@@ -352,3 +352,24 @@ def _lock_lines(process: Path) -> Iterator[str]:
 
 def _named(processes: list[int]) -> str:
     return f" (pid {', '.join(map(str, processes))})" if processes else ""
+
+
+def held_generations(path: Path) -> dict[int, list[int]]:
+    """Give the generations that each process of this host holds by pins on `path`, as far as this user may see.
+
+    0 is held while a directory is read.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        return {}
+    inode = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    found: dict[int, list[int]] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        for words in map(str.split, _lock_lines(process)):
+            # lock: 1: OFDLCK ADVISORY READ -1 00:2a:7 FIRST LAST
+            if "OFDLCK" in words and inode in words:
+                first = words[words.index(inode) + 1]
+                if first.isdigit() and int(first) >= PINS:
+                    found.setdefault(int(process.name), []).append(int(first) - PINS)
+    return found

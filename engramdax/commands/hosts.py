@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Final
 from uuid import UUID
 
 import typer
 
+from engramdax.commands.health import HostsOption, ProgramOption, SshOption, TimeoutOption
 from engramdax.commands.output import JsonOption, PoolOption, print_grid, print_json, print_line, printable
 from engramdax.errors import ParameterError
+from engramdax.fleet import TIMEOUT_SECONDS, nodes_of
+from engramdax.health.hosts import examine_hosts
+from engramdax.health.readers import Reader
 from engramdax.host import host_id
 from engramdax.pool.pool import Pool
 from engramdax.pool.records import resolve
@@ -19,22 +24,50 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 GROUP: Final = "hosts"
+NOT_READERS: Final = ("device", "table", "memdev", "nvdimm", "pcie", "host", "pool.bandwidth")
+"""Probes that say nothing of processes."""
 
 HostArgument = Annotated[str, typer.Argument(metavar="HOSTID", help="The host's id, as `provision --join` prints it.")]
 
 
-def list_hosts(context: typer.Context, *, pool: PoolOption = None, as_json: JsonOption = False) -> None:
-    """List the hosts that a shared pool admits, or admit and forget one."""
+def list_hosts(
+    context: typer.Context,
+    *,
+    pool: PoolOption = None,
+    hosts: HostsOption = None,
+    timeout: TimeoutOption = TIMEOUT_SECONDS,
+    program: ProgramOption = "engramdax",
+    ssh_options: SshOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """List the hosts that a shared pool admits, or admit and forget one.
+
+    With --hosts also the processes that have the pool open there, and the oldest generation that each holds.
+    """
     if context.invoked_subcommand is not None:
         return
     with Pool(resolve(pool)) as opened:
-        directory, shared, name = opened.directory, opened.superblock.shared, opened.name
+        directory, shared, name, uuid = opened.directory, opened.superblock.shared, opened.name, str(opened.uuid)
+    attached: dict[str, tuple[Reader, ...]] = {}
+    if hosts is not None:
+        options = ["--pool", uuid, *(word for group in NOT_READERS for word in ("--skip", group))]
+        asked = examine_hosts(nodes_of(hosts), options, program=program, seconds=timeout, ssh_options=ssh_options)
+        reports = [answer.report for answer in asked.answers if answer.report is not None]
+        attached = {r.host_id: r.readers for r in reports if r.host_id and r.pool is not None and r.pool.uuid == uuid}
     if as_json:
         print_json(
             {
                 "pool": name,
                 "shared": shared,
-                "hosts": [{"id": str(h.id), "name": h.name, "owner": h.id == directory.owner} for h in directory.hosts],
+                "hosts": [
+                    {
+                        "id": str(h.id),
+                        "name": h.name,
+                        "owner": h.id == directory.owner,
+                        "readers": [asdict(r) for r in attached[str(h.id)]] if str(h.id) in attached else None,
+                    }
+                    for h in directory.hosts
+                ],
             }
         )
         return
@@ -42,8 +75,22 @@ def list_hosts(context: typer.Context, *, pool: PoolOption = None, as_json: Json
     rows = []
     for host in directory.hosts:
         notes = [note for note, so in (("owner", host.id == directory.owner), ("this host", host.id == here)) if so]
-        rows.append([printable(host.name), str(host.id), ", ".join(notes)])
-    print_grid(["HOST", "ID", ""], rows)
+        row = [printable(host.name), str(host.id), ", ".join(notes)]
+        if hosts is not None:
+            row.append(_readers(attached.get(str(host.id))))
+        rows.append(row)
+    print_grid(["HOST", "ID", "", *(["PROCESSES"] if hosts is not None else [])], rows)
+
+
+def _readers(found: tuple[Reader, ...] | None) -> str:
+    """Say who reads on a host; None where it did not answer for this pool."""
+    if found is None:
+        return "not known: it did not answer"
+    texts = [
+        f"{r.pid} ({r.command}) " + ("without a pin" if r.generation is None else f"holds generation {r.generation}")
+        for r in found
+    ]
+    return printable(", ".join(texts)) or "none"
 
 
 def admit(

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `engramdax` command: its subcommands, and how an error ends it.
 
-Exit codes: 0 ok, 1 the operation failed, 2 usage, 3 refused for safety. An error is one line on stderr,
-with cause and remedy; --debug shows where it came from.
+Exit codes: 0 ok, 1 the operation failed, 2 usage, 3 refused for safety; of `health` they are those of a monitoring
+check (engramdax/health/finding.py), and 3 where it fails itself. An error is one line on stderr, with cause and remedy;
+--debug shows where it came from.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from engramdax.commands import (
     demo,
     discover,
     gather,
+    health,
     hosts,
     hot,
     load,
@@ -34,6 +36,7 @@ from engramdax.commands import (
     udev,
 )
 from engramdax.errors import EngramdaxError
+from engramdax.health.finding import EXIT_CODES, State
 from engramdax.version import __version__
 
 if TYPE_CHECKING:
@@ -79,7 +82,7 @@ def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
     return run_command
 
 
-for module in (discover, provision, load, show, repair, own, gather, trace, demo):
+for module in (discover, provision, load, show, repair, own, gather, trace, health, demo):
     for command in module.COMMANDS:
         app.command()(_interruptible(command))
 for group in (hosts, hot, udev, bench):
@@ -131,19 +134,19 @@ def run(arguments: list[str]) -> int:
     except UsageError as e:
         context = getattr(e, "ctx", None)
         path = context.command_path if context else "engramdax"
-        return _fail(f"{e.format_message().rstrip(chr(46))}; see `{path} --help`", USAGE)  # type: ignore[attr-defined]
+        return _fail(f"{e.format_message().rstrip(chr(46))}; see `{path} --help`", USAGE, arguments)  # type: ignore[attr-defined]
     except EngramdaxError as e:
         # What could not be undone is part of it.
-        return _fail("; ".join([str(e), *getattr(e, "__notes__", [])]), e.exit_code)
+        return _fail("; ".join([str(e), *getattr(e, "__notes__", [])]), e.exit_code, arguments)
     except BrokenPipeError:
         _drop_output()  # whoever read it had enough
         return 1
     except OSError as e:
         _drop_output()
         what = f"{e.filename}: {e.strerror}" if e.filename else str(e)
-        return _fail(what, 1)
+        return _fail(what, 1, arguments)
     except MemoryError:
-        return _fail("out of memory", 1)
+        return _fail("out of memory", 1, arguments)
     if not arguments:
         return USAGE
     return code if isinstance(code, int) else 0
@@ -157,11 +160,16 @@ def _drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _fail(message: str, code: int) -> int:
+def _fail(message: str, code: int, arguments: list[str]) -> int:
     if os.environ.get("ENGRAMDAX_DEBUG"):
         traceback.print_exc()
     sys.stderr.write(f"engramdax: {_one_line(message)}\n")
-    return code
+    # Of a check, 1 and 2 say that something is wrong with what was looked at.
+    return EXIT_CODES[State.UNKNOWN] if "health" in _command_of(arguments) else code
+
+
+def _command_of(arguments: list[str]) -> list[str]:
+    return [a for a in arguments if not a.startswith("-")][:1]
 
 
 def _one_line(text: str) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ from engramdax.commands.output import (
     size_text,
 )
 from engramdax.errors import DamagedTableError, FormatError, ParameterError
+from engramdax.health.history import Verified, remember_verified
 from engramdax.pool.access import LocalAccess
 from engramdax.pool.pool import Pool
 from engramdax.pool.records import resolve
@@ -116,7 +118,7 @@ def verify(
     as_json: JsonOption = False,
 ) -> int:
     """Compare every byte of a table, or of all, with the checksums published with it."""
-    share, limit = _share(sample), None if rate is None else parse_size(rate)
+    share, limit = share_of(sample), None if rate is None else parse_size(rate)
     results: dict[str, list[BadBlock] | str] = {}
     with Pool(resolve(pool)) as opened:
         tables = [opened[name] for name in (opened.tables if table is None else [table])]
@@ -131,6 +133,7 @@ def verify(
                     )
                 except DamagedTableError as e:
                     results[name] = str(e)
+        _remember(opened, tables, results, share)
     if as_json:
         print_json([_verdict_json(name, found) for name, found in results.items()])
     else:
@@ -141,7 +144,17 @@ def verify(
     return 1 if any(results.values()) else 0
 
 
-def _share(text: str) -> float:
+def _remember(pool: Pool, tables: list[Table], results: dict[str, list[BadBlock] | str], share: float) -> None:
+    """Let `engramdax health` know of it."""
+    loads = {str(t.load) for t in pool.directory.published()}
+    for table in tables:
+        found = results[table.name]
+        bad, problem = (0, found) if isinstance(found, str) else (len(found), "")
+        remember_verified(pool.uuid, table.load_id, Verified(time.time(), share, bad, problem), loads=loads)
+
+
+def share_of(text: str) -> float:
+    """Give the share that 5% or 0.05 means; ParameterError for what is none."""
     try:
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:

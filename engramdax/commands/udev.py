@@ -28,12 +28,17 @@ def install(
     keep_kmem_off: Annotated[
         bool, typer.Option("--keep-kmem-off", help="Also keep volatile dax devices from becoming system RAM at boot.")
     ] = False,
+    health_timer: Annotated[
+        bool, typer.Option("--health-timer", help="Also look at the pool's health every five minutes, for Prometheus.")
+    ] = False,
     force: ForceOption = False,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Install rules, helper, user, directories and boot unit."""
-    plan = plan_install(_checked(root), own_program(), keep_kmem_off=keep_kmem_off, force=force)
+    plan = plan_install(
+        _checked(root), own_program(), keep_kmem_off=keep_kmem_off, force=force, health_timer=health_timer
+    )
     _carry_out(plan, "wrote", dry_run=dry_run, as_json=as_json)
 
 

@@ -117,7 +117,7 @@ def assess(tree: Tree, proc: Path = PROC, *, known: Iterable[Fitness] = ()) -> t
 
 def assess_dax(tree: Tree, device: DaxDevice, proc: Path = PROC) -> Fitness:
     """Assess one dax device."""
-    return _obstacle(tree, device) or _look(device, proc)
+    return obstacle(tree, device) or _look(device, proc)
 
 
 def _assessments(tree: Tree, proc: Path, known: Mapping[Part, Fitness]) -> Iterator[Fitness]:
@@ -144,7 +144,8 @@ def _assessments(tree: Tree, proc: Path, known: Mapping[Part, Fitness]) -> Itera
 # dax devices: first what sysfs says, then the memory itself.
 
 
-def _obstacle(tree: Tree, device: DaxDevice) -> Fitness | None:
+def obstacle(tree: Tree, device: DaxDevice) -> Fitness | None:
+    """Give what stands in the way by what sysfs says alone; nothing is opened."""
     name = device.name
     if device.mode is Mode.SYSTEM_RAM:
         return _system_ram(device)

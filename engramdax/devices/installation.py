@@ -46,6 +46,10 @@ WANTED: Final = Path("/etc/systemd/system/multi-user.target.wants/engramdax-join
 """What `systemctl enable` would make."""
 
 MODPROBE: Final = Path("/etc/modprobe.d/engramdax.conf")
+HEALTH_UNIT: Final = Path("/etc/systemd/system/engramdax-health.service")
+HEALTH_TIMER: Final = Path("/etc/systemd/system/engramdax-health.timer")
+HEALTH_WANTED: Final = Path("/etc/systemd/system/timers.target.wants/engramdax-health.timer")
+HEALTH: Final = (HEALTH_UNIT, HEALTH_TIMER, HEALTH_WANTED)
 SYSTEMD: Final = Path("/run/systemd/system")
 """There while systemd is the service manager (sd_booted(3))."""
 
@@ -81,13 +85,15 @@ class Plan:
     """What could not be done, and what to do about it. Steps add to it."""
 
 
-def plan_install(root: Path, program: Sequence[str], *, keep_kmem_off: bool, force: bool) -> Plan:
+def plan_install(
+    root: Path, program: Sequence[str], *, keep_kmem_off: bool, force: bool, health_timer: bool = False
+) -> Plan:
     """Install everything below `root`, and on the host itself (`root` is /) let it take effect.
 
     `program` is the command that the boot unit runs as root. Raises RefusedError for a file that is not engramdax's,
     or was changed, unless `force`; for a program that others than root can write, unless `force`.
     """
-    wanted = _wanted(program, keep_kmem_off=keep_kmem_off)
+    wanted = _wanted(program, keep_kmem_off=keep_kmem_off, health_timer=health_timer)
     live = root == Path("/")
     if live and not force:
         for path in (Path(program[0]), Path(sys.executable), SOURCES):
@@ -110,6 +116,8 @@ def plan_install(root: Path, program: Sequence[str], *, keep_kmem_off: bool, for
         plan.steps += _write(root, place, wanted[place])
     if live:
         plan.steps += _activate(plan, keep_kmem_off=keep_kmem_off)
+        if HEALTH_TIMER in plan.changed:
+            plan.notes.append(f"`systemctl start {HEALTH_TIMER.name}` starts the timer now, the next boot does as well")
     else:
         plan.notes.append(
             f"nothing was started: {root} is not this host. There, run systemd-sysusers, systemd-tmpfiles --create, "
@@ -155,6 +163,8 @@ def plan_remove(root: Path, *, force: bool) -> Plan:
                 Step("give " + ", ".join(map(str, nodes)) + " back to root", lambda: _return_nodes(nodes))
             )
         plan.steps += _reload(plan)
+        if HEALTH_TIMER in plan.changed:
+            plan.notes.append(f"`systemctl stop {HEALTH_TIMER.name}` stops the timer now, where it still runs")
         plan.notes.append(f"user and group {USER}, {SYSTEM_STATE} and {SYSTEM_RUN} are left: they may be in use")
     return plan
 
@@ -171,7 +181,7 @@ def own_program() -> list[str]:
     return [sys.executable, "-m", "engramdax"]
 
 
-def _wanted(program: Sequence[str], *, keep_kmem_off: bool) -> dict[Path, Content]:
+def _wanted(program: Sequence[str], *, keep_kmem_off: bool, health_timer: bool) -> dict[Path, Content]:
     if not SOURCES.is_dir():
         raise BackingError(f"{SOURCES} is missing", remedy="build it with `python c/build.py`, or install the wheel")
     unit = (SOURCES / "engramdax-join.service").read_bytes()
@@ -186,6 +196,11 @@ def _wanted(program: Sequence[str], *, keep_kmem_off: bool) -> dict[Path, Conten
     }
     if keep_kmem_off:
         files[MODPROBE] = Content((SOURCES / "modprobe.conf").read_bytes())
+    if health_timer:
+        health = (SOURCES / HEALTH_UNIT.name).read_bytes()
+        files[HEALTH_UNIT] = Content(health.replace(_PLACE_FOR_PROGRAM, command))
+        files[HEALTH_TIMER] = Content((SOURCES / HEALTH_TIMER.name).read_bytes())
+        files[HEALTH_WANTED] = Content(os.fsencode(HEALTH_TIMER), link=True)
     return files
 
 
@@ -204,7 +219,7 @@ def read_manifest(root: Path) -> tuple[dict[str, str], frozenset[Path]]:
     remove anything else.
     """
     path = _below(root, MANIFEST)
-    places = (MANIFEST, RULES, HELPER, SYSUSERS, TMPFILES, UNIT, WANTED, MODPROBE)
+    places = (MANIFEST, RULES, HELPER, SYSUSERS, TMPFILES, UNIT, WANTED, MODPROBE, *HEALTH)
     try:
         value = json.loads(path.read_text())
         files, directories = dict(value["files"]), frozenset(map(Path, value["directories"]))

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -96,3 +98,35 @@ def test_pool_with_other_hosts_is_unmade_by_force_alone(command: Command, shared
         command("deprovision", "--pool", shared).failed(3, "has other hosts admitted: h1", "hosts forget", "--force")
     command("deprovision", "--force", "--pool", shared).succeeded()
     assert not shared.exists()
+
+
+@pytest.fixture
+def local_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let ClusterShell start here what it would send to hosts; gives the program."""
+    folder = tmp_path / "clustershell"
+    folder.mkdir()
+    (folder / "defaults.conf").write_text("[task.default]\ndistant_workername: exec\n")
+    monkeypatch.setenv("CLUSTERSHELL_CFGDIR", str(folder))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    return f"sh -c 'case %host in silent) exit 1;; *) exec {sys.executable} -m engramdax \"$@\";; esac' sh"
+
+
+def test_processes_of_each_host_are_listed_with_the_generation_they_hold(
+    process: Command, command: Command, shared: Path, local_worker: str
+) -> None:
+    command("hosts", "admit", OTHER, "--name", "h1", "--pool", shared).succeeded()
+    hold = "import sys, engramdax; t = engramdax.open(sys.argv[1])['kept']; print('holding', flush=True); input()"
+    options = ["--pool", shared, "--hosts", "here,silent", "--program", local_worker, "--timeout", "60"]
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, shared], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "holding\n"
+        hosts = process("hosts", *options, "--json").json()["hosts"]
+        lines = process("hosts", *options).succeeded().out.splitlines()
+        reader.kill()
+    (found,) = [r for r in hosts[0]["readers"] if r["pid"] == reader.pid]
+    assert found["generation"] == 4
+    assert hosts[1]["readers"] is None
+    assert f"{reader.pid} ({found['command']}) holds generation 4" in lines[1]
+    assert lines[2].rstrip().endswith("not known: it did not answer")

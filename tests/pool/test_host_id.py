@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -132,3 +134,18 @@ def test_directories_come_from_the_environment_first(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1000")
     assert (state_dir(), run_dir()) == (tmp_path / "engramdax", Path("/run/user/1000/engramdax"))
+
+
+def test_read_only_state_directory_gives_the_id_that_is_in_it() -> None:
+    """A container has the host's directory that way."""
+    unshare = shutil.which("unshare")
+    if os.geteuid() != 0 or unshare is None:
+        pytest.skip("only root can mount")
+    known = host_id()
+    program = f'mount --bind {state_dir()} {state_dir()} && mount -o remount,bind,ro {state_dir()} && exec "$@"'
+    code = "from engramdax import host; host.DMI_UUID /= 'none'; print(host.host_id())"
+    command = [unshare, "-m", "sh", "-c", program, "sh", sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "mount" in done.stderr or "unshare" in done.stderr:
+        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
+    assert (done.stdout.strip(), done.stderr) == (str(known), "")
