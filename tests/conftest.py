@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 
@@ -23,6 +24,10 @@ from engramdax.pool.steps import carry_out
 from engramdax.pool.writer import Writer
 
 MIB = 1 << 20
+
+# How long something takes on a busy machine is no failure.
+hypothesis.settings.register_profile("engramdax", deadline=None)
+hypothesis.settings.load_profile("engramdax")
 
 
 @pytest.fixture(autouse=True)

@@ -465,7 +465,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Host:
     return unpack(DATA / "devdax-h0.tar.gz", tmp_path_factory.mktemp("scratch"))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_no_value_of_any_attribute_is_too_much(scratch: Host, data: st.DataObject) -> None:
     files = sorted(p for p in scratch.sysfs.rglob("*") if p.is_file() and not p.is_symlink())

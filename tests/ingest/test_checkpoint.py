@@ -187,7 +187,7 @@ def test_shard_below_the_directory_is_read(tmp_path: Path) -> None:
     assert table(tmp_path, "a") == A
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
 @given(
     st.dictionaries(
         st.sampled_from(["a", "b", "c", "d"]),

@@ -215,7 +215,7 @@ def open_or_refuse(path: Path) -> None:
     assert open_files(path.parent) == 0
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
 @given(
     st.integers(1, 3),
     st.lists(st.tuples(st.integers(0, 127), st.integers(0, 255)), max_size=4),
@@ -239,7 +239,7 @@ LITERALS: st.SearchStrategy[Any] = st.recursive(
 DESCRIPTIONS = st.sampled_from(["<f4", ">f8", "|O", "|V3", "?", "<U3", "f4,i4", "(2,3)f4", "M8[ns]"])
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
 @given(
     st.one_of(
         LITERALS,

@@ -304,14 +304,14 @@ def open_or_refuse(path: Path) -> None:
     assert open_files(path.parent) == 0
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=400, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=400)
 @given(st.dictionaries(st.text(max_size=3), ENTRIES | JSON_VALUES, max_size=3) | JSON_VALUES, st.binary(max_size=16))
 def test_any_json_as_a_header_is_read_or_refused(tmp_path: Path, header: Any, data: bytes) -> None:
     (tmp_path / "t.safetensors").write_bytes(safetensors_bytes(header, data))
     open_or_refuse(tmp_path / "t.safetensors")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=400, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=400)
 @given(
     st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=4),
     st.none() | st.integers(1, 200),
@@ -325,7 +325,7 @@ def test_mutated_files_are_read_or_refused(tmp_path: Path, changes: list[tuple[i
     open_or_refuse(tmp_path / "t.safetensors")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
 @given(st.binary(min_size=1, max_size=64))
 def test_any_bytes_are_read_or_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "t.safetensors").write_bytes(content)

@@ -63,7 +63,7 @@ def test_each_offset_and_length_gives_its_bytes(tmp_path: Path, widths: tuple[in
                 assert read_part(source, offset, length) == expected[offset : offset + length]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(
     st.lists(st.integers(1, 300), min_size=1, max_size=4),
     st.integers(1, 200),

@@ -156,7 +156,10 @@ def homeless(code: str, *arguments: Path) -> str:
         pytest.skip("only root may become another user")
     done = subprocess.run(
         [sys.executable, "-c", HOMELESS + code, *map(str, arguments)],
-        env={"PYTHONPATH": os.pathsep.join(sys.path)},
+        env={
+            **{k: v for k, v in os.environ.items() if not k.startswith(("HOME", "XDG_", "ENGRAMDAX_"))},
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -153,7 +153,7 @@ def test_provisioned_pool_is_joined_admitted_loaded_and_gathered(story: Story, r
 def test_host_that_is_not_admitted_is_told_what_the_owner_has_to_run(story: Story) -> None:
     refused = story.results["join"][-1]
     admission = story.results["join"][POOLS.index("ram")].json()[0]["admission"]
-    refused.failed(3, "is not admitted to the shared pool ram", f"on h0, its owner, run `{admission}`")
+    refused.failed(3, "is not admitted to the shared pool ram", f"its owner, run `{admission}`")
     assert admission.endswith("--name h1 --pool ram")
 
 
