@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The field's own programs, `cxl`, `ndctl` and `daxctl`: run, timed, and not believed.
+"""The field's own programs, `cxl`, `ndctl` and `daxctl`: run, timed, and read with suspicion.
 
-What one of them says is a hint for people: they end with 0 after doing nothing, and versions differ. Whoever runs one
-looks at sysfs afterwards.
+What one of them says is a hint: they end with 0 after doing nothing, and versions differ. Whoever runs one looks at
+sysfs afterwards. `-u` is never passed, because its sizes are for people.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shlex
@@ -16,7 +17,7 @@ import signal
 import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from engramdax.errors import ToolError
 
@@ -53,6 +54,10 @@ class Done:
         if self.code == 0:
             how = "exit code 0, but nothing was done"
         return f"{how}: {said}" if said else how
+
+    def values(self) -> list[dict[str, Any]]:
+        """Give the objects that it printed."""
+        return parse(self.stdout)
 
 
 def command_text(arguments: Sequence[str]) -> str:
@@ -117,6 +122,25 @@ def require_ram_regions() -> None:
             f"cxl {text} cannot create volatile CXL regions, only persistent ones",
             remedy=f"install cxl {RAM_REGIONS_SINCE} or later (Debian 13 has it)",
         )
+
+
+def parse(text: str) -> list[dict[str, Any]]:
+    """Give the objects in what a program printed: one, an array of them, or nothing, with warnings before it.
+
+    Numbers stay whole whatever their size. ToolError where there is something, but no JSON.
+    """
+    decoder = json.JSONDecoder()
+    for place in re.finditer(r"^[ \t]*[\[{]", text, re.MULTILINE):
+        try:
+            value, _ = decoder.raw_decode(text, place.end() - 1)
+        except (ValueError, RecursionError):
+            continue  # a warning may begin with a bracket, too
+        objects = value if isinstance(value, list) else [value]
+        if all(isinstance(one, dict) for one in objects):
+            return objects
+    if re.search(r"^[ \t]*[\[{]", text, re.MULTILINE):
+        raise ToolError(f"what looks like JSON is none: {text.strip()[:80]!r}")
+    return []  # nothing there prints nothing
 
 
 def code_text(code: int) -> str:

@@ -14,7 +14,7 @@ from engramdax.devices.reading import DEV, SYSFS, read_tree
 from engramdax.devices.tree import Tree
 from engramdax.errors import EngramdaxError, FormatError
 from engramdax.health.history import History
-from engramdax.pool.attachment import open_media
+from engramdax.pool.access import LocalAccess
 from engramdax.pool.pool import DegradedPoolWarning, Pool
 from engramdax.pool.records import resolve
 from engramdax.pool.volume import Found, read_directory, read_superblock
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from engramdax.devices.tree import DaxDevice
     from engramdax.format.directory import Directory
     from engramdax.format.superblock import Superblock
-    from engramdax.pool.attachment import Opened
 
 EMPTY_TREE: Final = Tree((), (), (), (), (), (), (), (), (), ())
 
@@ -54,7 +53,7 @@ class Subject:
     path: Path | None = None
     path_problem: EngramdaxError | None = None
     device: DaxDevice | None = None
-    opened: Opened | None = None
+    opened: LocalAccess | None = None
     superblock: Found[Superblock] | None = None
     directory: Found[Directory] | None = None
     pool: Pool | None = None
@@ -88,8 +87,8 @@ class Subject:
         return subject
 
     def _read(self, path: Path) -> None:
-        opened = open_media(path, writable=False)
-        self._stack.callback(os.close, opened.fd)
+        opened = LocalAccess(path, writable=False)
+        self._stack.callback(opened.close)
         self.opened = opened
         try:
             self.superblock = read_superblock(opened.media)

@@ -21,6 +21,33 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
 
 
 @pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("", []),
+        ("\n", []),
+        ("[\n]\n", []),
+        ("[]", []),
+        ('{"chardev":"dax0.0"}', [{"chardev": "dax0.0"}]),
+        ('[{"chardev":"dax0.0"},{"chardev":"dax1.0"}]', [{"chardev": "dax0.0"}, {"chardev": "dax1.0"}]),
+        ("  Warning: no matching devices found\n\n[\n]\n", []),
+        ('warning: [old] firmware\n[oops] more\n[\n  {"dev":"namespace0.0"}\n]\n', [{"dev": "namespace0.0"}]),
+        ('{"serial":"0xfedcba9876543210","size":18446744073709551615}',
+         [{"serial": "0xfedcba9876543210", "size": 18446744073709551615}]),
+        ('{"size":-2097152}', [{"size": -2097152}]),
+        ('created 1 region\n{"region":"region2"}\ncreated 1 region', [{"region": "region2"}]),
+    ],
+)  # fmt: skip
+def test_objects_are_found_in_whatever_is_printed(text: str, values: list[object]) -> None:
+    assert tools.parse(text) == values
+
+
+@pytest.mark.parametrize("text", ["{", "[{", '{"size":}', "[1, 2]", "[" * 100_000])
+def test_text_that_only_begins_like_json_is_an_error(text: str) -> None:
+    with pytest.raises(ToolError, match="what looks like JSON is none"):
+        tools.parse(text)
+
+
+@pytest.mark.parametrize(
     ("code", "said"),
     [
         (0, "exit code 0"),
