@@ -9,14 +9,22 @@ CORE := engramdax/_core.abi3.so
 CORE_SOURCES := $(wildcard c/*.c c/*.h c/core.cdef c/build.py udev/*)
 SANITIZERS := address,undefined
 
-.PHONY: demo test lint sanitize tsan model fuzz bench wheel tools tools-for-tests clean
+.PHONY: demo test lint sanitize tsan model fuzz rack bench wheel tools tools-for-tests clean
 
 demo: $(VENV)/.demo
 	$(BIN)/engramdax demo
 
 # The tests that need minutes are part of it; `$(BIN)/pytest` alone leaves them out.
 test: $(VENV)/.test lint wheel sanitize tsan
-	ENGRAMDAX_KILLS=200 ENGRAMDAX_SCHEDULES=10000 $(BIN)/pytest -m ""
+	ENGRAMDAX_KILLS=200 ENGRAMDAX_SCHEDULES=3000 $(BIN)/pytest -m "" --ignore=tests/rack
+	$(BIN)/pytest -m "" $(RACK)
+
+# Hosts of a rack wait for each other most of the time: two racks keep two cores busy.
+RACK := tests/rack -n 2 --dist loadfile -p no:benchmark
+
+# All tests in virtual hosts, those that take too long for every run, too.
+rack: $(VENV)/.test
+	ENGRAMDAX_ALL=1 $(BIN)/pytest -m "" $(RACK)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -121,7 +121,7 @@ static void work_off(struct slot *slot, uint32_t place, bool run)
 static bool take(struct cell *cell)
 {
     return !atomic_load_explicit(&cell->taken, memory_order_relaxed) &&
-           !atomic_exchange_explicit(&cell->taken, 1, memory_order_relaxed);
+           !atomic_exchange_explicit(&cell->taken, 1, memory_order_acquire);
 }
 
 // Tell whether the job has chunks and a place that nobody has taken, or take such a place.
@@ -340,8 +340,9 @@ void ed_team_post(struct ed_job *job, int helpers)
         struct cell *cell = &slot->cell[i];
         const ticket begin = first_chunk(job, i, cells), end = first_chunk(job, i + 1, cells);
         atomic_store_explicit(&cell->done, 0, memory_order_relaxed);
-        atomic_store_explicit(&cell->taken, 0, memory_order_relaxed);
         atomic_store_explicit(&cell->word, end << 32 | begin, memory_order_release);
+        // Last: who takes the place before there are chunks finds none and never comes back to it.
+        atomic_store_explicit(&cell->taken, 0, memory_order_release);
     }
     atomic_fetch_or(&posted, 1ull << job->slot);
     wake(helpers < WOKEN_AT_ONCE ? helpers : WOKEN_AT_ONCE);

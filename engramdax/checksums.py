@@ -8,7 +8,7 @@ import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Lock
+from threading import Event, Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -82,7 +82,7 @@ def verify_blocks(
     chosen = range(count) if sample >= 1 else sorted(random.sample(range(count), max(1, round(count * sample))))
     started = time.monotonic()
     done = begun = 0
-    mutex = Lock()
+    mutex, stop = Lock(), Event()
 
     def bad(index: int) -> BadBlock | None:
         nonlocal done, begun
@@ -92,7 +92,9 @@ def verify_blocks(
             with mutex:
                 due = started + begun / rate
                 begun += length
-            time.sleep(max(0.0, due - time.monotonic()))
+            stop.wait(max(0.0, due - time.monotonic()))
+        if stop.is_set():
+            return None
         media.invalidate(rows.offset + offset, length)
         try:
             matches = block_crc(memoryview(media.load(rows.offset + offset, length))) == int(expected[index])
@@ -107,4 +109,10 @@ def verify_blocks(
         return BadBlock(offset, length, *layout.rows_within(row_count, offset, length))
 
     with ThreadPoolExecutor(workers()) as executor:
-        return [found for found in executor.map(bad, chosen) if found]
+        try:
+            return [found for found in executor.map(bad, chosen) if found]
+        except BaseException:
+            # Ctrl-C above all: its end waits for the workers, and a low rate may have them wait for hours.
+            stop.set()
+            executor.shutdown(wait=False, cancel_futures=True)
+            raise

@@ -117,6 +117,11 @@ def options(
 def main() -> None:
     """Run the command line and end the process."""
     warnings.showwarning = _show_warning
+    # A program that was started with its output closed is to do its work all the same.
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):  # a stream that cannot show a character escapes it, as stderr does
         sys.stdout.reconfigure(errors="backslashreplace")
     code = run(sys.argv[1:])

@@ -37,8 +37,8 @@ def print_json(value: Any) -> None:
 
 
 def print_line(text: str) -> None:
-    """Print one line as it is: no markup, no wrapping."""
-    sys.stdout.write(text + "\n")
+    """Print one line: no markup, no wrapping, nothing that is not printable but line ends."""
+    sys.stdout.write("\n".join(printable(line) for line in text.split("\n")) + "\n")
 
 
 def printable(text: str) -> str:

@@ -89,7 +89,10 @@ def _linked(entry: Entry, name: str) -> str | None:
 def _numbers(value: bytes | None) -> tuple[int, int] | None:
     """Read major:minor."""
     major, colon, minor = (value or b"").partition(b":")
-    return (int(major), int(minor)) if colon and major.isdigit() and minor.isdigit() and len(minor) < 10 else None
+    if not (colon and major.isdigit() and minor.isdigit() and len(major) < 10 and len(minor) < 10):
+        return None
+    device = int(major), int(minor)
+    return device if device[0] < 1 << 12 and device[1] < 1 << 20 else None  # as wide as Linux has them
 
 
 def _above(path: str) -> str:

@@ -119,7 +119,7 @@ class Superblock:
         if size > media_bytes:
             raise FormatError(
                 f"the superblock says {size} bytes, the media has {media_bytes}",
-                remedy="the file was truncated or the device shrank: restore its size, nothing was lost yet",
+                remedy="the file was truncated or the device shrank: restore its size, what is left is as it was",
             )
         if (index, count) != (0, 1):
             raise FormatError(f"this is device {index} of {count}; pools of several devices come later")

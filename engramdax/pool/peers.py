@@ -82,7 +82,7 @@ class CommandPeers:
             if not right or any(type(n) is not int or n < 0 for n in pinned) or type(here["writing"]) is not bool:
                 return None
             return Answer(pinned, here["writing"])
-        except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
 

@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     from engramdax.pool.access import Access, Lock
     from engramdax.pool.volume import Found
 
+MAX_HOST_NAME: Final = 64
+"""As long as Linux lets one be (HOST_NAME_MAX)."""
+
 CHECK_BYTES: Final = 64 * MIB
 CHECK_SECONDS: Final = 0.1
 """A writer looks whether it still is the owner at least after so many bytes and so much time of row stores."""
@@ -249,7 +252,13 @@ class Writer:
         if (known := next((h for h in self.directory.hosts if h.id == host), None)) and name in ("", known.name):
             return False
         others = tuple(h for h in self.directory.hosts if h.id != host)
-        self.publish(hosts=(*others, Host(host, name or str(host))))
+        name = name or str(host)
+        if not name.isprintable() or len(name) > MAX_HOST_NAME:
+            raise ParameterError(f"{name!r} is no host name", remedy=f"give 1 to {MAX_HOST_NAME} printable characters")
+        if (other := next((h for h in others if h.name == name), None)) is not None:
+            # `own --release --to NAME` and messages have to mean one host.
+            raise ParameterError(f"host {other.id} is called {name} already", remedy="give another --name")
+        self.publish(hosts=(*others, Host(host, name)))
         return True
 
     def forget(self, host: UUID) -> str:

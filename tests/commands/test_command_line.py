@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from outcomes import Outcome
 
@@ -176,3 +177,12 @@ def test_output_that_cannot_be_written_is_one_line(program: Path, pool: Path) ->
     assert "Traceback" not in done.stderr
     assert done.stderr.startswith("engramdax: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_closed_output_keeps_nothing_from_being_done(program: Path, pool: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "more.npy", np.zeros((10, 64), np.uint8))
+    load = [program, "load", tmp_path / "more.npy", "--name", "more", "--pool", pool]
+    done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *load], stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    with engramdax.open(pool) as opened:
+        assert "more" in opened.tables

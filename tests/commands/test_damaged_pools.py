@@ -96,7 +96,9 @@ def test_unknown_compatible_feature_forbids_nothing(command: Command, pool: Path
 
 def test_pool_larger_than_its_file_is_refused(command: Command, pool: Path, rows: Path) -> None:
     os.truncate(pool, SIZE // 2)
-    failed_alike(command, pool, rows, 1, f"says {SIZE} bytes", f"has {SIZE // 2}", "truncated", "nothing was lost yet")
+    failed_alike(
+        command, pool, rows, 1, f"says {SIZE} bytes", f"has {SIZE // 2}", "truncated", "what is left is as it was"
+    )
     os.truncate(pool, SIZE)
     command("ls", "--pool", pool).succeeded()
 

@@ -58,12 +58,23 @@ def test_admitting_again_changes_nothing_but_a_name(command: Command, shared: Pa
 
 
 def test_hosts_are_listed_as_text(command: Command, shared: Path) -> None:
-    command("hosts", "admit", OTHER, "--name", "a\x1b[2Jb", "--pool", shared).succeeded()
+    command("hosts", "admit", OTHER, "--name", "h1", "--pool", shared).succeeded()
     lines = command("hosts", "--pool", shared).succeeded().out.splitlines()
     assert lines[0].split() == ["HOST", "ID"]
     assert lines[1].split() == [host_name(), str(host_id()), "owner,", "this", "host"]
-    assert lines[2].split() == [r"a\x1b[2Jb", str(OTHER)]
+    assert lines[2].split() == ["h1", str(OTHER)]
     assert command("hosts", "admit", OTHER, "--pool", shared, "--json").json()["changed"] is False
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2Jb", "x" * 65, "two\nlines"])
+def test_names_that_no_host_has_are_refused(command: Command, shared: Path, *, name: str) -> None:
+    with unchanged(shared):
+        command("hosts", "admit", OTHER, "--name", name, "--pool", shared).failed(2, "is no host name", "64 printable")
+
+
+def test_two_hosts_of_one_pool_are_never_called_the_same(command: Command, shared: Path) -> None:
+    with unchanged(shared):
+        command("hosts", "admit", OTHER, "--name", host_name(), "--pool", shared).failed(2, "already", "another --name")
 
 
 def test_owner_cannot_be_forgotten_nor_a_host_that_is_not_there(command: Command, shared: Path) -> None:

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,3 +98,15 @@ def test_damaged_table_is_right_again_after_it_is_loaded_again(
 
 def test_pool_without_tables_is_fine(command: Command, make_pool: Callable[..., Path]) -> None:
     assert command("verify", "--pool", make_pool()).succeeded().out == "there are no tables\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_slow_verification_ends_when_it_is_interrupted(
+    program: Path, wide_pool: Path, *, number: signal.Signals
+) -> None:
+    command = ["env", "--default-signal=INT,TERM", program, "verify", "--rate", "1", "--pool", wide_pool]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(2)
+        process.send_signal(number)
+        assert "interrupted" in process.communicate(timeout=60)[1] or process.returncode == -number
+        assert process.returncode in (1, -number)

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trees import DATA, GIB, MIB, Host, Sysfs, make_node, unpack
 
+from engramdax.devices import reading
 from engramdax.devices.fitness import Fitness, Verdict, assess, assess_dax
 from engramdax.devices.reading import read_tree
 from engramdax.devices.tree import DaxDevice, Mode, Origin, Tree
@@ -463,6 +464,12 @@ def test_names_that_no_kernel_gives_are_passed_over(sysfs: Sysfs) -> None:
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Host:
     """Give a captured host to spoil."""
     return unpack(DATA / "devdax-h0.tar.gz", tmp_path_factory.mktemp("scratch"))
+
+
+def test_device_number_that_no_device_can_have_is_unknown() -> None:
+    for number in ("99999999999:5", "4096:0", "1:1048576", "-1:0", "1:"):
+        assert reading._numbers(number.encode()) is None, number
+    assert reading._numbers(b"4095:1048575") == (4095, 1048575)
 
 
 @settings(max_examples=200)

@@ -166,7 +166,7 @@ def test_an_impossible_superblock_is_refused_though_its_checksum_is_right(offset
 
 
 def test_truncated_media_are_told_with_a_way_back() -> None:
-    assert "nothing was lost yet" in refusal(superblock().to_bytes(), SIZE - 1).remedy
+    assert "what is left is as it was" in refusal(superblock().to_bytes(), SIZE - 1).remedy
 
 
 def test_a_newer_format_names_its_remedy() -> None:
