@@ -19,6 +19,12 @@ MIB = 1 << 20
 PROGRAM = Path(sys.executable).with_name("engramdax")
 
 
+@pytest.fixture(autouse=True)
+def _little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Believe at once that a superblock or directory is damaged: no other host is about to mend it here."""
+    monkeypatch.setattr("engramdax.pool.volume.RETRY_SECONDS", 0.1)
+
+
 @pytest.fixture
 def command(capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
     """Give a function that runs one command in this process."""
