@@ -16,7 +16,7 @@ demo: $(VENV)/.demo
 
 # The tests that need minutes are part of it; `$(BIN)/pytest` alone leaves them out.
 test: $(VENV)/.test lint wheel sanitize tsan
-	ENGRAMDAX_KILLS=200 ENGRAMDAX_SCHEDULES=3000 $(BIN)/pytest -m "" --ignore=tests/rack
+	ENGRAMDAX_KILLS=200 ENGRAMDAX_SEED=400000 ENGRAMDAX_SCHEDULES=3000 $(BIN)/pytest -m "" --ignore=tests/rack
 	$(BIN)/pytest -m "" $(RACK)
 
 # Hosts of a rack wait for each other most of the time: two racks keep two cores busy.
