@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 CORE := engramdax/_core.abi3.so
 CORE_SOURCES := $(wildcard c/*.c c/*.h c/core.cdef c/build.py udev/*)
 SANITIZERS := address,undefined
+# Hosts of a rack wait for each other most of the time: two racks keep two cores busy.
+RACK := tests/rack -n 2 --dist loadfile -p no:benchmark
 
 .PHONY: demo test lint sanitize tsan model fuzz rack bench wheel tools tools-for-tests clean
 
@@ -18,9 +20,6 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test lint wheel sanitize tsan
 	ENGRAMDAX_KILLS=200 ENGRAMDAX_SEED=400000 ENGRAMDAX_SCHEDULES=3000 $(BIN)/pytest -m "" --ignore=tests/rack
 	$(BIN)/pytest -m "" $(RACK)
-
-# Hosts of a rack wait for each other most of the time: two racks keep two cores busy.
-RACK := tests/rack -n 2 --dist loadfile -p no:benchmark
 
 # All tests in virtual hosts, those that take too long for every run, too.
 rack: $(VENV)/.test

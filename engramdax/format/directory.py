@@ -316,8 +316,11 @@ class Directory:
 
     def host_name(self, host: UUID) -> str:
         """Give what messages call a host: its name, if it is admitted, and its id."""
-        name = next((h.name for h in self.hosts if h.id == host), "unknown")
-        return f"{name} ({host})"
+        return f"{self.short_name(host)} ({host})"
+
+    def short_name(self, host: UUID) -> str:
+        """Give an admitted host's name alone, "unknown" for any other host."""
+        return next((h.name for h in self.hosts if h.id == host), "unknown")
 
     def table(self, name: str) -> TableEntry | None:
         """Give the published table of this name."""

@@ -308,7 +308,7 @@ class Writer:
                 remedy="`engramdax own --take-over` there completes that, here it takes the pool back",
             )
         if directory.owner != self.access.host:
-            owner = next((host.name for host in directory.hosts if host.id == directory.owner), "unknown")
+            owner = directory.short_name(directory.owner)
             raise RefusedError(
                 f"{self.path}: pool {name} is written by host {directory.host_name(directory.owner)}, not by this one",
                 remedy=f"run this on {owner}, or hand the pool over (`engramdax own --release` there)",
