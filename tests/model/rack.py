@@ -29,6 +29,10 @@ TICK = 0.001
 PATH = Path("/simulated/pool")
 
 
+class Violation(AssertionError):  # noqa: N818 - what it is called
+    """A rule did not hold."""
+
+
 class Killed(BaseException):
     """The process is dead: nothing that it still does has an effect."""
 
@@ -85,7 +89,8 @@ class Rack:
                 continue
             self.now += TICK
             self.steps += 1
-            assert self.steps < self.limit, "the schedule does not end"
+            if self.steps == self.limit:
+                raise Violation(f"the schedule does not end in {self.limit} steps")
             current.resume()
 
     def _death_of(self, process: Process) -> float:

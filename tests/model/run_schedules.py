@@ -6,7 +6,8 @@ from __future__ import annotations
 import sys
 from collections import Counter
 
-from world import Violation, run_schedule
+from rack import Violation
+from world import run_schedule
 
 
 def main() -> None:

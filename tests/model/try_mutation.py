@@ -12,6 +12,7 @@ def main() -> None:
     number, first, count = map(int, sys.argv[1:])
     mutation = MUTATIONS[number]
     mutation.install()
+    from rack import Violation
     from world import KINDS, run_schedule
 
     seeds = range(first, first + len(KINDS) * count)
@@ -20,8 +21,8 @@ def main() -> None:
             break
         try:
             run_schedule(seed)
-        except BaseException as e:  # noqa: BLE001 - a mutation may break the code in any way
-            print(f"caught\t{tried}\tseed {seed}: {type(e).__name__}: {' '.join(str(e).split())[:160]}")
+        except Violation as e:  # any other error would say that the mutation is none, but breaks the code
+            print(f"caught\t{tried}\tseed {seed}: {' '.join(str(e).split())[:160]}")
             return
     print(f"missed\t{count}\t")
 

@@ -20,7 +20,7 @@ from uuid import UUID
 import numpy as np
 from crc32c import crc32c
 from memory import LINE, SharedMedia
-from rack import PATH, Process, Rack, SimulatedAccess, SimulatedHost
+from rack import PATH, Process, Rack, SimulatedAccess, SimulatedHost, Violation
 
 from engramdax.errors import (
     BusyError,
@@ -34,7 +34,7 @@ from engramdax.errors import (
     TableNotFoundError,
 )
 from engramdax.format.directory import Claim, Directory, Header, TableEntry
-from engramdax.format.geometry import Geometry
+from engramdax.format.geometry import Extent, Geometry
 from engramdax.format.layout import RowLayout
 from engramdax.format.superblock import Superblock
 from engramdax.pool import loader, volume
@@ -66,10 +66,6 @@ SAID = (
     TableNotFoundError,
 )
 """What operations may end with."""
-
-
-class Violation(AssertionError):  # noqa: N818 - what it is called
-    """A rule did not hold."""
 
 
 @cache
@@ -198,7 +194,9 @@ class World:
         self.versions = 0
         self.possible: dict[str, set[int | None]] = {name: {None} for name in NAMES}
         self.rotten: dict[UUID, set[int]] = {}
-        """Blocks of loads whose bits were flipped and not repaired."""
+        """Blocks of loads whose bits were flipped, and perhaps repaired under another load id since."""
+        self.places: dict[UUID, Extent] = {}
+        """Where the loads lie that readers held or that rotted: repair lets two share one extent."""
         self.named: dict[tuple[int, int, int], tuple[int, int]] = {}
         """What payload each epoch, owner and generation stood for."""
         self.after_claim: Counter[tuple[int, tuple[int, int]]] = Counter()
@@ -364,7 +362,6 @@ class World:
                 raise Violation("repair overlooked a rotten block")
             if found:
                 self.events["block repaired"] += 1
-                self.rotten.pop(entry.load, None)
 
     def release(self, process: Process) -> None:
         with self.writer(process, keep=lambda _: True) as writer:
@@ -415,7 +412,7 @@ class World:
             if act < 0.3 and directory.published():
                 entry = chance.choice(directory.published())
                 reader.pins.pin(directory.generation)
-                rotten = self.rotten.setdefault(entry.load, set())
+                rotten = self.rotten_of(entry)
                 reader.prepare(entry)
                 held.append(Held(entry, directory.generation, rotten))
             elif act < 0.75 and held:
@@ -468,6 +465,11 @@ class World:
                     raise Violation(f"block {index} of {entry.name} is bad though nothing rotted")
         self.events["table verified"] += 1
 
+    def rotten_of(self, entry: TableEntry) -> set[int]:
+        """Give the blocks of a load that may be rotten; the set grows with what rots later."""
+        self.places[entry.load] = entry.extent
+        return self.rotten.setdefault(entry.load, set())
+
     def rotten_now(self, entry: TableEntry) -> bool:
         """Tell whether a rotten block is still so: a repair that died may have written it."""
         return bytes(self.rack.memory.content[entry.extent.offset :][: entry.bytes]) != content(
@@ -503,7 +505,10 @@ class World:
             entry = self.chance.choice(slots[0].published())
             block = self.chance.randrange(entry.bytes // GEOMETRY.block)
             memory.content[entry.extent.offset + block * GEOMETRY.block] ^= 1
-            self.rotten.setdefault(entry.load, set()).add(block)
+            self.rotten_of(entry)
+            for load, place in self.places.items():
+                if place == entry.extent:  # a reader may hold the table under the load id of before a repair
+                    self.rotten[load].add(block)
             self.events["block rotted"] += 1
 
     def good_superblocks(self) -> list[int]:
