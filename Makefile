@@ -8,8 +8,9 @@ BIN := $(VENV)/bin
 CORE := engramdax/_core.abi3.so
 CORE_SOURCES := $(wildcard c/*.c c/*.h c/core.cdef c/build.py udev/*)
 SANITIZERS := address,undefined
-# Hosts of a rack wait for each other most of the time: two racks keep two cores busy.
-RACK := tests/rack -n 2 --dist loadfile -p no:benchmark
+# Two at a time, also of racks, whose hosts wait for each other most of the time.
+TWO := -n 2 --dist loadfile -p no:benchmark
+RACK := tests/rack $(TWO)
 
 .PHONY: demo test lint sanitize tsan model fuzz rack bench wheel tools tools-for-tests clean
 
@@ -18,7 +19,7 @@ demo: $(VENV)/.demo
 
 # The tests that need minutes are part of it; `$(BIN)/pytest` alone leaves them out.
 test: $(VENV)/.test lint wheel sanitize tsan
-	ENGRAMDAX_KILLS=200 ENGRAMDAX_SEED=400000 ENGRAMDAX_SCHEDULES=3000 $(BIN)/pytest -m "" --ignore=tests/rack
+	ENGRAMDAX_KILLS=200 ENGRAMDAX_SCHEDULES=10000 $(BIN)/pytest -m "" $(TWO) --ignore=tests/rack
 	$(BIN)/pytest -m "" $(RACK)
 
 # All tests in virtual hosts, those that take too long for every run, too.

@@ -24,6 +24,7 @@ from engramdax.pool.steps import carry_out
 from engramdax.pool.writer import Writer
 
 MIB = 1 << 20
+FIGURE = "figure"
 
 # How long something takes on a busy machine is no failure.
 hypothesis.settings.register_profile("engramdax", deadline=None)
@@ -38,6 +39,22 @@ def _own_host(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setenv("ENGRAMDAX_RUN_DIR", str(host / "run"))
     monkeypatch.delenv("ENGRAMDAX_POOL", raising=False)
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # which hides output that is lost at the end
+
+
+@pytest.fixture
+def figure(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Give a function that has a line printed when all tests have ended, also from a worker of pytest-xdist."""
+    return lambda line: request.node.user_properties.append((FIGURE, line))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the lines of `figure`."""
+    reports = [r for name in ("passed", "failed") for r in terminalreporter.getreports(name)]
+    lines = [f"{r.location[2]}: {line}" for r in reports for name, line in r.user_properties if name == FIGURE]
+    if lines:
+        terminalreporter.section("figures")
+        for line in sorted(lines):
+            terminalreporter.line(line)
 
 
 @pytest.fixture

@@ -92,6 +92,11 @@ class Cache:
         self.dirty.clear()
         self.orphans.clear()
 
+    def state(self) -> tuple[object, ...]:
+        """Give everything that loads of this host may depend on."""
+        lines = tuple(bytes(self.copy[n * LINE : n * LINE + LINE]) for n, held in enumerate(self.held) if held)
+        return bytes(self.held), lines, tuple(self.dirty.items()), tuple(self.orphans)
+
     def wander(self) -> None:
         """Do something that nobody asked for."""
         chance = self.memory.chance

@@ -28,6 +28,9 @@ class Mutation:
     seed: int = 0
     """Where it was caught before, which is where the search begins; a change of the code moves it."""
 
+    case: tuple[str, str, float] | None = None
+    """The small case that catches it, where it takes one pause in a place that is hardly ever hit by chance."""
+
     def install(self) -> None:
         """Have the module imported so; it must not have been imported before."""
         assert self.module not in sys.modules
@@ -75,6 +78,7 @@ PROOF = "engramdax.pool.proof"
 REPAIR = "engramdax.pool.repair"
 DIRECTORY = "engramdax.format.directory"
 
+REUSE = "a removal and a load in its place", "a reader", 0.35
 PAYLOAD = """        check()
         media.store(place + LINE, payload)
         media.fence()
@@ -172,6 +176,35 @@ MUTATIONS = (
         "            self.pins.pin(1 << 61)\n",
         kind=3,
         seed=358,
+    ),
+    Mutation(
+        "the pin of all generations given back before one is pinned",
+        READER,
+        "            self.pins.pin(found.value.generation)\n        finally:\n            self.pins.unpin(0)\n",
+        "        finally:\n            self.pins.unpin(0)\n        self.pins.pin(found.value.generation)\n",
+        case=REUSE,
+    ),
+    Mutation(
+        "space free one generation early",
+        WRITER,
+        "if not proof.none_before(r.generation)",
+        "if not proof.none_before(r.generation - 1)",
+        case=REUSE,
+    ),
+    Mutation(
+        "a bad slot's generation used again",
+        WRITER,
+        "self._generation = last_generation(self.media, self.superblock, directory) + 1",
+        "self._generation = directory.generation",
+        kind=4,
+    ),
+    Mutation("a repair that keeps the load id", REPAIR, "replace(entry, load=uuid4())", "entry", kind=4),
+    Mutation(
+        "a writer passed over by a take-over",
+        OWNERSHIP,
+        "                writing.append(host)\n",
+        "                pass\n",
+        kind=2,
     ),
     Mutation(
         "silence taken for an answer",

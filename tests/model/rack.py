@@ -96,6 +96,8 @@ class Rack:
     def _death_of(self, process: Process) -> float:
         if process.host.marking is process:
             return 10 * self.death_of_another
+        if process.media.pending:  # when it matters most
+            return 4 * self.death_of_a_writer
         return self.death_of_a_writer if process.host.writer is process else self.death_of_another
 
     def _kill(self, process: Process) -> None:
@@ -259,8 +261,7 @@ class SimulatedPins:
         self._process = process
 
     def pin(self, generation: int) -> None:
-        if self._process.dead:
-            raise Killed
+        self._process.step()
         self._process.held[generation] += 1
 
     def unpin(self, generation: int) -> None:

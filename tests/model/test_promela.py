@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,11 +33,10 @@ def check(folder: Path, *defines: str) -> tuple[bool, int]:
 
 @pytest.mark.parametrize("case", [("-DLIVES=2",), ("-DLIVES=1", "-DTAKE_OVER")], ids=["death", "take-over"])
 def test_no_state_of_the_model_breaks_a_rule(
-    tmp_path: Path, case: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, case: tuple[str, ...], figure: Callable[[str], None]
 ) -> None:
     right, states = check(tmp_path, *case)
-    with capsys.disabled():
-        print(f"\nspin {' '.join(case)}: {states} states")
+    figure(f"spin {' '.join(case)}: {states} states")
     assert right
     assert states > 100_000
 

@@ -12,9 +12,10 @@ import random
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from unittest import mock
 from uuid import UUID
 
 import numpy as np
@@ -37,7 +38,7 @@ from engramdax.format.directory import Claim, Directory, Header, TableEntry
 from engramdax.format.geometry import Extent, Geometry
 from engramdax.format.layout import RowLayout
 from engramdax.format.superblock import Superblock
-from engramdax.pool import loader, volume
+from engramdax.pool import loader, repair, volume
 from engramdax.pool import writer as writer_module
 from engramdax.pool.loader import Load, load_tables
 from engramdax.pool.ownership import release, take_over
@@ -133,7 +134,7 @@ KINDS = (
         },
         {"load": 0.3, "release": 0.1, "take_over": 0.8, "take_over_fenced": 0.4, "read": 4, "verify": 0.4},
         (2, 3, 4),
-        (0.003, 0.0004),
+        (0.002, 0.0004),
         0.15,
         5,
     ),
@@ -141,7 +142,7 @@ KINDS = (
         {"load": 8, "remove": 2, "reclaim": 1, "read": 1},
         {"read": 3, "take_over_fenced": 0.3},
         (2,),
-        (0.02, 0.0),
+        (0.008, 0.0),
         0.0,
         7,
     ),
@@ -149,7 +150,7 @@ KINDS = (
         {"load": 3, "release": 3, "remove": 1, "read": 1},
         {"load": 1, "take_over": 4, "take_over_fenced": 1, "read": 1},
         (2, 3),
-        (0.004, 0.0),
+        (0.002, 0.0),
         0.1,
         5,
     ),
@@ -157,7 +158,7 @@ KINDS = (
         {"load": 6, "remove": 4, "reclaim": 2, "read": 1},
         {"read": 8, "verify": 0.2},
         (2,),
-        (0.0005, 0.002),
+        (0.0003, 0.002),
         0.0,
         9,
     ),
@@ -165,7 +166,7 @@ KINDS = (
         {"load": 4, "repair": 5, "read": 2, "remove": 1, "take_over": 0.5},
         {"read": 4, "take_over": 1, "take_over_fenced": 0.5, "verify": 0.3},
         (2,),
-        (0.01, 0.0),
+        (0.0007, 0.0),
         0.7,
         5,
     ),
@@ -194,9 +195,9 @@ class World:
         self.versions = 0
         self.possible: dict[str, set[int | None]] = {name: {None} for name in NAMES}
         self.rotten: dict[UUID, set[int]] = {}
-        """Blocks of loads whose bits were flipped, and perhaps repaired under another load id since."""
-        self.places: dict[UUID, Extent] = {}
-        """Where the loads lie that readers held or that rotted: repair lets two share one extent."""
+        """Blocks of loads whose bits were flipped and not repaired."""
+        self.seen_rotten: dict[Extent, list[set[int]]] = {}
+        """These, and those that readers go by who took a table before its repair: what rots later is in all of them."""
         self.named: dict[tuple[int, int, int], tuple[int, int]] = {}
         """What payload each epoch, owner and generation stood for."""
         self.after_claim: Counter[tuple[int, tuple[int, int]]] = Counter()
@@ -263,6 +264,15 @@ class World:
             with suppress(FormatError):
                 found.append(read_slot(self.quiet, self.superblock, index))
         return found
+
+    def state(self) -> tuple[object, ...]:
+        """Give everything that what happens next may depend on, where no process lives."""
+        return (
+            bytes(self.rack.memory.content),
+            tuple((h.cache.state(), frozenset(h.marks), h.off) for h in self.rack.hosts),
+            tuple((name, frozenset(possible)) for name, possible in self.possible.items()),
+            self.floor,
+        )
 
     def check_memory(self, *, settled: bool = False) -> Directory | None:
         """Check what any host would find now, read past all caches."""
@@ -362,6 +372,7 @@ class World:
                 raise Violation("repair overlooked a rotten block")
             if found:
                 self.events["block repaired"] += 1
+                self.rotten.pop(entry.load, None)
 
     def release(self, process: Process) -> None:
         with self.writer(process, keep=lambda _: True) as writer:
@@ -410,13 +421,9 @@ class World:
         for _ in range(chance.randrange(2, 8)):
             act = chance.random()
             if act < 0.3 and directory.published():
-                entry = chance.choice(directory.published())
-                reader.pins.pin(directory.generation)
-                rotten = self.rotten_of(entry)
-                reader.prepare(entry)
-                held.append(Held(entry, directory.generation, rotten))
+                held.append(self.take(reader, directory, chance.choice(directory.published())))
             elif act < 0.75 and held:
-                self.gather(process, chance.choice(held))
+                self.gather_some(process, chance.choice(held))
             elif act < 0.9:
                 before = directory
                 found = reader.read_directory()
@@ -434,17 +441,37 @@ class World:
             if chance.random() < 0.4:
                 process.sleep(chance.choice((0.05, 0.2, 1.0)))
         for one in held:
-            self.gather(process, one)
+            self.gather_some(process, one)
 
     def see(self, problems: tuple[str, ...]) -> None:
         if problems:
             self.events["reader found a bad copy"] += 1
 
-    def gather(self, process: Process, one: Held) -> None:
-        """Read a few rows, as gathers do: with no invalidation of their own."""
+    def read_all(self, process: Process) -> None:
+        """Attach, take all tables and read all their rows, then do so again."""
+        reader = Reader(SimulatedAccess(process))
+        held: list[Held] = []
+        for _ in range(2):
+            directory = reader.read_directory().value
+            held += [self.take(reader, directory, entry) for entry in directory.published()]
+            for one in held:
+                self.gather(process, one, 0, one.entry.rows)
+
+    def take(self, reader: Reader, directory: Directory, entry: TableEntry) -> Held:
+        """Take a table in hand."""
+        reader.pins.pin(directory.generation)
+        rotten = self.rotten_of(entry)
+        reader.prepare(entry)
+        return Held(entry, directory.generation, rotten)
+
+    def gather_some(self, process: Process, one: Held) -> None:
+        row = self.chance.randrange(one.entry.rows)
+        count = min(self.chance.choice((1, 2, 4, one.entry.rows)), one.entry.rows - row)
+        self.gather(process, one, row, count)
+
+    def gather(self, process: Process, one: Held, row: int, count: int) -> None:
+        """Read rows, as gathers do: with no invalidation of their own."""
         entry = one.entry
-        row = self.chance.randrange(entry.rows)
-        count = min(self.chance.randrange(1, 5), entry.rows - row)
         data = process.media.load(entry.extent.offset + row * LINE, count * LINE)
         self.compare(entry, data, row * LINE, f"on {process.host.entry.name}", one.rotten)
         self.events["rows gathered"] += count
@@ -467,8 +494,10 @@ class World:
 
     def rotten_of(self, entry: TableEntry) -> set[int]:
         """Give the blocks of a load that may be rotten; the set grows with what rots later."""
-        self.places[entry.load] = entry.extent
-        return self.rotten.setdefault(entry.load, set())
+        if entry.load not in self.rotten:
+            self.rotten[entry.load] = set()
+            self.seen_rotten.setdefault(entry.extent, []).append(self.rotten[entry.load])
+        return self.rotten[entry.load]
 
     def rotten_now(self, entry: TableEntry) -> bool:
         """Tell whether a rotten block is still so: a repair that died may have written it."""
@@ -488,7 +517,7 @@ class World:
             return
         memory = self.rack.memory
         kind = self.chance.random()
-        if kind < 0.4 or slots[0] != slots[1]:
+        if kind < 0.2 or slots[0] != slots[1]:
             index = self.chance.choice((0, 1))
             if slots[0] != slots[1] and (self.set_back or abs(slots[0].generation - slots[1].generation) > 1):
                 return  # of a second such loss in a row a number that is skipped once cannot tell
@@ -496,7 +525,7 @@ class World:
             # What a writer that died left in one slot alone is gone with it; its readers are told.
             self.set_back = self.set_back or slots[index].age > slots[1 - index].age
             self.events["slot rotted"] += 1
-        elif kind < 0.6:
+        elif kind < 0.3:
             memory.content[self.chance.choice(GEOMETRY.superblocks) + 100] ^= 4
             if len(self.good_superblocks()) == 0:
                 memory.content[: len(self.superblock.to_bytes())] = self.superblock.to_bytes()
@@ -506,9 +535,8 @@ class World:
             block = self.chance.randrange(entry.bytes // GEOMETRY.block)
             memory.content[entry.extent.offset + block * GEOMETRY.block] ^= 1
             self.rotten_of(entry)
-            for load, place in self.places.items():
-                if place == entry.extent:  # a reader may hold the table under the load id of before a repair
-                    self.rotten[load].add(block)
+            for rotten in self.seen_rotten[entry.extent]:
+                rotten.add(block)
             self.events["block rotted"] += 1
 
     def good_superblocks(self) -> list[int]:
@@ -603,8 +631,9 @@ class World:
         if current.owner != host.id:
             raise Violation("the one who took over is not the owner")
         for reader in rack.hosts:
-            self.alone(reader, self.attempt_sure(self.verify))
+            # With what its cache holds; verifying forgets all of that.
             self.alone(reader, self.attempt_sure(self.read))
+            self.alone(reader, self.attempt_sure(self.verify))
 
     @staticmethod
     def attempt_sure(act: Callable[[Process], object]) -> Callable[[Process], None]:
@@ -638,24 +667,33 @@ class _Truth:
         pass
 
 
-def run_schedule(seed: int) -> World:
-    """Run one schedule; the seed gives everything."""
-    with warnings.catch_warnings():
+@contextmanager
+def small_scale(seed: int, *, settle_seconds: float, retry_seconds: float = volume.RETRY_SECONDS) -> Iterator[None]:
+    """Have the pool's code run in the simulation: one thread, small pieces, short waits, load ids that repeat."""
+    ids = random.Random(seed)
+
+    def uuid4() -> UUID:
+        return UUID(int=ids.getrandbits(128), version=4)
+
+    with warnings.catch_warnings(), ExitStack() as stack:
         warnings.simplefilter("ignore")
-        patched = (
+        for module, name, value in (
             (loader, "MAX_WORKERS", 1),
+            (loader, "uuid4", uuid4),
+            (repair, "uuid4", uuid4),
             (writer_module, "CHECK_BYTES", ROWS_CHECKED),
             (volume, "superblock_places", lambda _size: GEOMETRY.superblocks),
             # A slot that stays bad is read again for so long by each reader.
-            (volume, "SETTLE_SECONDS", 0.02),
-        )
-        saved = [getattr(module, name) for module, name, _ in patched]
-        for module, name, value in patched:
-            setattr(module, name, value)
-        try:
-            world = World(seed)
-            world.go()
-        finally:
-            for (module, name, _), value in zip(patched, saved, strict=True):
-                setattr(module, name, value)
+            (volume, "SETTLE_SECONDS", settle_seconds),
+            (volume, "RETRY_SECONDS", retry_seconds),
+        ):
+            stack.enter_context(mock.patch.object(module, name, value))
+        yield
+
+
+def run_schedule(seed: int) -> World:
+    """Run one schedule; the seed gives everything."""
+    with small_scale(seed, settle_seconds=0.02):
+        world = World(seed)
+        world.go()
     return world
