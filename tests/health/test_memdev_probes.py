@@ -192,6 +192,20 @@ def test_poison_list_that_makes_no_sense_is_unknown(
     assert finding.state is State.UNKNOWN
 
 
+@pytest.mark.parametrize("text", ["-1 8", "1", "0 0", "1 -8", f"{'9' * 30} 8", f"{'9' * 5000} 8", "² 8"])
+def test_bad_blocks_that_make_no_sense_are_unknown(host: Host, text: str) -> None:
+    namespace = device(host, Origin.CXL_PMEM).namespace
+    assert namespace is not None
+    assert namespace.region is not None
+    listed = namespace.region.path / "badblocks"
+    listed.write_text(f"{text}\n")
+    try:
+        finding = found(poison.probe(subject(host, root=False)), "nvdimm.bad_blocks")
+    finally:
+        listed.unlink()
+    assert (finding.state, finding.found) == (State.UNKNOWN, f"{listed}: it makes no sense")
+
+
 def _memdev_objects(value: Any) -> Iterator[dict[str, Any]]:
     if isinstance(value, dict) and isinstance(value.get("memdev"), str) and "host" in value:
         yield value

@@ -75,6 +75,9 @@ def test_full_link_without_errors_is_ok(sysfs: Sysfs) -> None:
         (GOOD | {"current_link_width": "255"}, MOST, MOST, State.UNKNOWN),
         (GOOD | {"current_link_width": "0"}, MOST, MOST, State.UNKNOWN),
         (GOOD | {"current_link_width": "\x1b[2J"}, MOST, MOST, State.UNKNOWN),
+        (GOOD | {"current_link_width": "1" * 5000}, MOST, MOST, State.UNKNOWN),
+        (GOOD | {"current_link_speed": "3.2.0 GT/s"}, MOST, MOST, State.UNKNOWN),
+        (GOOD | {"current_link_speed": "9" * 400 + " GT/s"}, MOST, MOST, State.UNKNOWN),
         (GOOD, {}, MOST, State.UNKNOWN),
         ({}, MOST, MOST, State.UNKNOWN),
         (GOOD, MOST, {}, State.OK),
@@ -96,8 +99,9 @@ def test_errors_of_device_and_ports_are_added_up(sysfs: Sysfs) -> None:
     }
 
 
-def test_errors_that_nobody_counts_are_unknown(sysfs: Sysfs) -> None:
-    subject = linked(sysfs, {**GOOD, **MOST, "aer_dev_fatal": "TOTAL_ERR_FATAL many"}, MOST)
+@pytest.mark.parametrize("count", ["many", "²", "9" * 20, "9" * 5000, "-1"])
+def test_errors_that_nobody_counts_are_unknown(sysfs: Sysfs, count: str) -> None:
+    subject = linked(sysfs, {**GOOD, **MOST, "aer_dev_fatal": f"TOTAL_ERR_FATAL {count}"}, MOST)
     assert found(pcie.probe(subject), "pcie.errors").state is State.UNKNOWN
 
 
