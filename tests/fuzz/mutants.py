@@ -141,9 +141,12 @@ def changed_bytes(data: bytes, chance: random.Random, others: Sequence[bytes] = 
 
 
 def changed_json(text: bytes, chance: random.Random, others: Sequence[bytes] = ()) -> bytes:
-    """Change a JSON text: some of its values and, in a quarter of all, its bytes."""
-    if chance.random() < 0.25:
+    """Change a JSON text: some of its values and, in a quarter of all, its bytes; a few become too deep."""
+    kind = chance.random()
+    if kind < 0.25:
         return changed_bytes(text, chance, others)
+    if kind < 0.27:
+        return chance.choice((b"[", b'{"a":', b'[[],{"a":')) * 3000
     value = json.loads(text)
     for _ in range(chance.randint(1, 3)):
         value = changed_value(value, chance)

@@ -9,11 +9,33 @@ import random
 import struct
 
 from crc32c import crc32c
-from mutants import changed_bytes, changed_value, dumped, flip
+from mutants import NUMBERS, changed_json, flip
 
 from engramdax.format.directory import Header
-from engramdax.format.geometry import LINE, SUPERBLOCK_BYTES
+from engramdax.format.geometry import LINE, SUPERBLOCK_BYTES, Geometry
 from engramdax.format.superblock import Superblock
+
+
+def with_other_space(text: bytes, geometry: Geometry, chance: random.Random) -> bytes:
+    """Let a directory's tables take other space than theirs, in units, or have more rows than fit it."""
+    value = json.loads(text)
+    for _ in range(chance.randint(1, 3)):
+        table = chance.choice([*value["tables"], *value["retired"]])
+        if "rows" in table and chance.random() < 0.3:
+            table["rows"] = chance.choice((0, 1, table["rows"] + 1, table["rows"] * 2, 1 << 40, 1 << 62))
+            table["heads"] = None
+            if table["hot"]:
+                table["hot"]["rows"] *= chance.choice((0, 1, 100, 1 << 40))
+            continue
+        extents = [table[name] for name in ("extent", "checksums") if name in table] + table.get("extents", [])
+        if table.get("hot"):
+            extents.append(table["hot"]["extent"])
+        extent, which = chance.choice(extents), chance.randrange(2)
+        units = chance.choice((-4, -1, 1, 2, 16))
+        extent[which] += units * geometry.unit
+        if chance.random() < 0.2:
+            extent[which] = chance.choice(NUMBERS) // geometry.unit * geometry.unit
+    return json.dumps(value).encode()
 
 
 def spoil(data: bytearray | mmap.mmap, superblock: Superblock, chance: random.Random) -> bool:
@@ -42,13 +64,7 @@ def spoil(data: bytearray | mmap.mmap, superblock: Superblock, chance: random.Ra
     else:
         header = Header.from_bytes(data[places[0] : places[0] + LINE], pool=superblock.pool)
         text = bytes(data[places[0] + LINE : places[0] + LINE + header.payload_bytes])
-        if chance.random() < 0.25:
-            payload = changed_bytes(text, chance)
-        else:
-            value = json.loads(text)
-            for _ in range(chance.randint(1, 3)):
-                value = changed_value(value, chance)
-            payload = dumped(value, chance)
+        payload = with_other_space(text, geometry, chance) if chance.random() < 0.3 else changed_json(text, chance)
         payload = payload[: geometry.slot_bytes - 2 * LINE]
         line = header._replace(payload_bytes=len(payload), payload_crc=crc32c(payload) if right else 0)
         for place in places:

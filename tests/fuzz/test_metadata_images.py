@@ -84,7 +84,7 @@ def table(name: str, at: int, **changes: Any) -> TableEntry:
         "load": UUID(int=at),
         "state": "published",
         "rows": 4,
-        "layout": V41_ROW if at % 2048 else RowLayout.packed(("row", "uint8", 64)),
+        "layout": V41_ROW if name == "a" else RowLayout.packed(("row", "uint8", 64)),
         "extent": Extent(at, 2048),
         "checksums": Extent(at + 2048, 1024),
         "checksums_crc": 9,
@@ -181,6 +181,8 @@ def examine_space(superblock: Superblock, directory: Directory) -> None:
         assert before.offset + before.length <= after.offset
     assert taken[-1].end <= superblock.size <= device().length
     assert all(extent.offset >= 0 and extent.length > 0 for extent in taken)
+    unit = superblock.geometry.unit
+    assert not any(extent.offset % unit or extent.length % unit for extent in directory.taken())
     for entry in directory.tables:
         assert entry.rows * entry.layout.row_bytes <= entry.extent.length
         assert entry.hot is None or entry.hot.rows * entry.hot.id_bytes <= entry.hot.extent.length
