@@ -149,6 +149,17 @@ def test_database_that_cannot_be_read_is_unknown(sysfs: Sysfs, tmp_path: Path) -
     assert path.read_bytes() == content
 
 
+def test_database_with_a_damaged_name_is_unknown(sysfs: Sysfs, tmp_path: Path) -> None:
+    path = tmp_path / "ras-mc_event.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE mc_event (id INTEGER PRIMARY KEY)")
+        database.commit()
+    path.write_bytes(path.read_bytes().replace(b"tablemc_event", b"tablemc_\xffvent"))
+    findings = list(events.probe(linked(sysfs, {}, {}, rasdaemon=path, tracing=tmp_path)))
+    assert {f.state for f in findings} == {State.UNKNOWN}
+    assert "cannot be read" in findings[0].found
+
+
 def test_rasdaemon_that_knows_no_cxl_events_counts_as_none(sysfs: Sysfs, tmp_path: Path) -> None:
     path = tmp_path / "ras-mc_event.db"
     with closing(sqlite3.connect(path)) as database:
