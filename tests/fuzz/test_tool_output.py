@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import json
 import random
+import sqlite3
 import struct
+from contextlib import closing
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +31,7 @@ from engramdax.format.directory import Host as PoolHost
 from engramdax.format.geometry import MIB, Extent, standard
 from engramdax.format.layout import RowLayout
 from engramdax.format.superblock import Superblock
-from engramdax.health import memdevs, poison
+from engramdax.health import events, memdevs, poison
 from engramdax.health.finding import Finding, State
 from engramdax.health.hosts import Answered, Comparison, _answer, _behind, compare
 from engramdax.health.subject import Sources, Subject
@@ -70,6 +73,7 @@ class Host:
     """A host with a pool on an interleaved region of two memdevs, whose tools print what a fuzzer made of theirs."""
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         sysfs = Sysfs(folder)
         decoders = [sysfs.memdev(0, "0x1122"), sysfs.memdev(1, "0xfedcba9876543210")]
         for place in (sysfs.root / "bus/cxl/devices").glob("mem*"):
@@ -93,6 +97,18 @@ class Host:
             directory=Found(directory, ()),
             root=True,
         )
+
+    def events(self, kind: str, data: bytes) -> list[Finding]:
+        """Give what health finds when the kernel's trace, or rasdaemon's database, holds this."""
+        instance, database = self._folder / "tracing" / "instances" / "engramdax", self._folder / "events.db"
+        instance.mkdir(parents=True, exist_ok=True)
+        (instance / "trace").write_bytes(data if kind == "trace" else b"")
+        database.unlink(missing_ok=True)
+        if kind != "trace":
+            database.write_bytes(data)
+        tracing = self._folder / "tracing"
+        self.subject.sources = replace(Sources(), proc=self._folder, tracing=tracing, rasdaemon=database)
+        return list(events.probe(self.subject))
 
     def findings(self, said: str) -> list[Finding]:
         """Give what health finds, whatever it asks cxl for being answered so."""
@@ -180,3 +196,35 @@ def test_mutated_output_gives_findings_or_errors(host: Host, capsys: pytest.Capt
     report(capsys, "outputs of tools", OUTPUTS, outcomes)
     if OUTPUTS >= 1000:
         assert {"refused", "objects", "report", "labels", "refused labels"} <= outcomes.keys()
+
+
+def database(path: Path) -> bytes:
+    """Give a database as rasdaemon makes it, of small pages."""
+    with closing(sqlite3.connect(path)) as made:
+        made.execute("PRAGMA page_size = 512")
+        columns = "id INTEGER PRIMARY KEY, timestamp TEXT, memdev TEXT, host TEXT, serial INTEGER, log_type TEXT"
+        made.execute(f"CREATE TABLE cxl_general_media_event ({columns})")
+        row = ("2099-01-01 00:00:00 +0000", "mem0", "0000:0d:00.0", 0x1122, "Fatal")
+        made.execute("INSERT INTO cxl_general_media_event VALUES (1, ?, ?, ?, ?, ?)", row)
+        made.commit()
+    return path.read_bytes()
+
+
+def test_mutated_events_are_findings(host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = {"trace": seeds("events")["trace"], "database": database(tmp_path / "whole.db")}
+    for kind, data in kept.items():
+        (worst, *_) = (f for f in host.events(kind, data) if f.object.startswith("0x1122"))
+        assert (kind, worst.state) == (kind, State.CRITICAL)
+
+    def make(chance: random.Random) -> Mutant:
+        kind = chance.choice(list(kept))
+        return Mutant(kind, changed_bytes(kept[kind], chance))
+
+    def look(mutant: Mutant) -> str:
+        found = host.events(*mutant)
+        for one in found:
+            assert Finding.from_json(json.loads(json.dumps(one.to_json(), allow_nan=False))) == one
+        return "refused" if any(f.state is State.UNKNOWN for f in found) else "told"
+
+    outcomes = survive(OUTPUTS, make, look)
+    report(capsys, "events", OUTPUTS, outcomes)
