@@ -200,7 +200,6 @@ def write_again(media: MappedMedia, superblock: Superblock, directory: Directory
     assert (found.value, found.problems) == (directory, ())
 
 
-@pytest.mark.timeout(300 + IMAGES // 100)
 def test_mutated_metadata_open_right_or_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     image = whole()[0]
     assert opened(Mutant(image, right=False, written=True)) == "opened with wrong ones"
