@@ -53,6 +53,7 @@ def verify_blocks(
     checksums: Extent,
     checksums_crc: int,
     *,
+    table: str,
     block: int,
     layout: RowLayout,
     row_count: int,
@@ -64,7 +65,7 @@ def verify_blocks(
 
     Each block is invalidated first, so that the media are compared and not a cache. `sample` is the share of the
     blocks to compare, chosen at random, at least one; `rate` the bytes per second to keep below.
-    `rows` holds `row_count` rows of `layout`, which tells what rows have bytes in a bad block.
+    `rows` holds `row_count` rows of `layout`, which tells what rows have bytes in a bad block; `table` is its name.
     Raises DamagedTableError where the checksums themselves are not those that were published.
     """
     count = -(-rows.length // block)
@@ -75,7 +76,7 @@ def verify_blocks(
         stored = None
     if stored is None or crc32c(stored) != checksums_crc:
         raise DamagedTableError(
-            "the table's checksums are damaged themselves, so nothing can be said of its rows",
+            f"the checksums of table {table} are damaged themselves, so nothing can be said of its rows",
             remedy="remove the table and load it again",
         )
     expected = np.frombuffer(stored, "<u4")

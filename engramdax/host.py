@@ -137,10 +137,13 @@ def _known(path: Path, machine: str | None) -> UUID | None:
 def _read(path: Path) -> tuple[UUID, str | None] | None:
     try:
         value = json.loads(path.read_text())
-        return UUID(value["id"]), value["machine"]
+        machine = value["machine"]
+        if machine is not None and type(machine) is not str:
+            raise TypeError("the machine is no text")
+        return UUID(value["id"]), machine
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise BackingError(
             f"{path} is damaged: {e}", remedy="remove it: this host gets a new id and must be admitted again"
         ) from None

@@ -366,6 +366,7 @@ class Table:
             Extent(e.extent.offset, e.bytes),
             e.checksums,
             e.checksums_crc,
+            table=self.name,
             block=attachment.superblock.geometry.block,
             layout=e.layout,
             row_count=e.rows,

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import zipfile
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
 from engramdax.errors import ParameterError, SourceError
 from engramdax.ngram import Hasher, Layout
+from engramdax.trace.archive import array_of, opened_arrays
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,10 +74,11 @@ class Trace:
         if name == "compressed_ids":
             token_map = None
         tokens = arrays[name]
-        lengths = arrays.get("doc_lengths", np.array([tokens.size]))
-        for what, array in ((name, tokens), ("doc_lengths", lengths)):
-            if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
+        for what in (name, "doc_lengths", "token_map"):
+            array = arrays.get(what)
+            if array is not None and (array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu"):
                 raise SourceError(f"{path}: {what} is {array.dtype} {list(array.shape)}; expected integers [N]")
+        lengths = arrays.get("doc_lengths", np.array([tokens.size]))
         self._tokens = tokens
         self._ends = np.cumsum(lengths, dtype=np.int64)
         try:
@@ -109,15 +110,10 @@ def make_stream(kind: str, table_rows: int, trace: Path | None) -> IdStream:
 
 
 def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise SourceError(f"{path} is one array", remedy="write it with numpy.savez(FILE, compressed_ids=...)")
-            return {name: archive[name] for name in archive.files}
-    except FileNotFoundError:
-        raise SourceError(f"{path} does not exist", remedy="give an .npz file of token ids") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-        raise SourceError(f"{path} is no .npz file of token ids", remedy="write it with numpy.savez") from None
+    with opened_arrays(path, ".npz file of token ids", remedy="write it with numpy.savez") as archive:
+        if isinstance(archive, np.ndarray):
+            raise SourceError(f"{path} is one array", remedy="write it with numpy.savez(FILE, compressed_ids=...)")
+        return {name: array_of(archive, name) for name in archive.files}
 
 
 def _layout(table_rows: int, tokens: npt.NDArray[Any], token_map: npt.NDArray[Any] | None) -> Layout:
@@ -126,6 +122,8 @@ def _layout(table_rows: int, tokens: npt.NDArray[Any], token_map: npt.NDArray[An
         vocab = max(V41_COMPRESSED_VOCAB, int(tokens.max()) + 1)
         pad = V41_PAD
     else:
+        if token_map.size <= V41_PAD:
+            raise ParameterError(f"token_map has {token_map.size} ids, and none for the padding, {V41_PAD}")
         vocab = int(np.unique(token_map).size)
         pad = int(token_map[V41_PAD])
     heads = V41_HEADS * (V41_LONGEST - 1)

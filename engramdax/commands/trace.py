@@ -28,7 +28,7 @@ from engramdax.ngram.config import read_layout
 from engramdax.ngram.tokenizer import read_tokenizer
 from engramdax.pool.pool import Pool
 from engramdax.pool.records import resolve
-from engramdax.trace.archive import opened_arrays
+from engramdax.trace.archive import array_of, opened_arrays
 from engramdax.trace.counts import hot_rows
 from engramdax.trace.hotlist import HotList, write_hot_list
 from engramdax.trace.plot import plot_shares
@@ -174,7 +174,7 @@ def _token_map(tokenizer: Tokenizer | None, path: Path | None, *, needed: bool) 
             raise ParameterError("raw token ids need the model's map", remedy="give --tokenizer or --token-map")
         return None
     with opened_arrays(path, "token map", remedy="save one with numpy.save") as value:
-        array: npt.NDArray[Any] = value if isinstance(value, np.ndarray) else value["token_map"]
+        array: npt.NDArray[Any] = value if isinstance(value, np.ndarray) else array_of(value, "token_map")
         return array
 
 

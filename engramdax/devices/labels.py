@@ -92,7 +92,7 @@ def _places(data: bytes) -> list[int]:
     """Give where the two index blocks begin: the second behind the first, whose size the first good one tells."""
     places = [0]
     first = data[:_INDEX_BYTES]
-    if first.startswith(_SIGNATURE):
+    if len(first) == _INDEX_BYTES and first.startswith(_SIGNATURE):
         places.append(struct.unpack_from("<Q", first, 32)[0])
     else:  # the first one is damaged: blocks are multiples of 256 bytes
         places += [at for at in range(256, min(len(data), 128 << 10), 256) if data.startswith(_SIGNATURE, at)][:1]

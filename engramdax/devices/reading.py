@@ -393,7 +393,10 @@ class _Reading:
 def _serial(entry: Entry) -> int | None:
     """Read all 64 bits: none of them means anything but itself."""
     value = entry.attributes.get("serial")
-    return int(value, 0) if value is not None and _NUMBER.fullmatch(value) else None
+    if value is None or not _NUMBER.fullmatch(value):
+        return None
+    serial = int(value, 16 if value[1:2] in (b"x", b"X") else 10)
+    return serial if serial <= UINT64_MAX else None
 
 
 def _blocks(entry: Entry) -> Iterable[Block]:

@@ -8,6 +8,7 @@ sysfs afterwards. `-u` is never passed, because its sizes are for people.
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import re
@@ -35,6 +36,9 @@ SBIN: Final = "/usr/sbin:/sbin"
 
 RAM_REGIONS_SINCE: Final = 77
 """cxl 76.1 (Debian 12) cannot create volatile regions, and ends with 0 after failing to."""
+
+MOST_BEGINNINGS: Final = 32
+"""Lines of output that are tried as the beginning of JSON: each may take as long as all the rest is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,7 @@ def find(name: str) -> str:
 def version(name: str) -> tuple[int, ...] | None:
     """Give a program's version, such as (81,) or (76, 1); None where it says none."""
     done = run([name, "--version"], seconds=20)
-    found = re.search(r"(?:^|\s)v?(\d+(?:\.\d+)*)", done.stdout)
+    found = re.search(r"(?:^|\s)v?([0-9]{1,9}(?:\.[0-9]{1,9})*)(?![0-9])", done.stdout)
     return tuple(int(part) for part in found[1].split(".")) if found else None
 
 
@@ -130,11 +134,13 @@ def parse(text: str) -> list[dict[str, Any]]:
     Numbers stay whole whatever their size. ToolError where there is something, but no JSON.
     """
     decoder = json.JSONDecoder()
-    for place in re.finditer(r"^[ \t]*[\[{]", text, re.MULTILINE):
+    for place in itertools.islice(re.finditer(r"^[ \t]*[\[{]", text, re.MULTILINE), MOST_BEGINNINGS):
         try:
             value, _ = decoder.raw_decode(text, place.end() - 1)
-        except (ValueError, RecursionError):
+        except ValueError:
             continue  # a warning may begin with a bracket, too
+        except RecursionError:
+            break  # each beginning below it would be as deep
         objects = value if isinstance(value, list) else [value]
         if all(isinstance(one, dict) for one in objects):
             return objects

@@ -60,17 +60,17 @@ def _memdevs(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def number(value: Any) -> int | None:
-    """Give a number however it is written: 0x..., decimal, or a 64-bit one that was printed as if it had a sign."""
+    """Give a 64-bit number however it is written: 0x..., decimal, or printed as if it had a sign."""
     if isinstance(value, str):
         try:
             value = int(value, 0)
         except ValueError:
             return None
-    if type(value) is not int:
+    if type(value) is not int or not -(1 << 63) <= value < 1 << 64:
         return None
-    return value & (1 << 64) - 1 if value < 0 else value
+    return value & (1 << 64) - 1
 
 
 def plain_number(value: Any) -> int | None:
-    """Give a number that may be negative, such as a temperature; None for what is none."""
-    return value if type(value) is int else None
+    """Give a number that may be negative, such as a temperature; None for what is none, and no device can tell."""
+    return value if type(value) is int and -(1 << 63) <= value < 1 << 64 else None

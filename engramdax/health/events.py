@@ -69,7 +69,7 @@ def probe(subject: Subject) -> Iterator[Finding]:
     path, rows = subject.sources.rasdaemon, None
     try:
         rows = _rows(path)
-    except (sqlite3.Error, OSError) as e:
+    except (sqlite3.Error, OSError, UnicodeDecodeError) as e:  # the last of a damaged name, which sqlite3 lets through
         remedy = "" if subject.root else "run as root"
         yield unknown("memdev.events", f"rasdaemon's {path} cannot be read: {e}", object=RECORDED, remedy=remedy)
     if rows is not None:

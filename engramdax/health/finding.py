@@ -26,6 +26,11 @@ EXIT_CODES: Final = {State.OK: 0, State.WARNING: 1, State.CRITICAL: 2, State.UNK
 _BY_SEVERITY: Final = tuple(State)
 
 
+def is_figure(value: Any) -> bool:
+    """Tell whether a value of JSON is a number that can be reckoned with: finite, and no longer than 64 bits."""
+    return type(value) in (int, float) and -(1 << 64) < value < 1 << 64
+
+
 def worst(states: Iterable[State]) -> State:
     """Give the worst: critical, warning, unknown, ok; of nothing at all it is unknown."""
     return max(states, key=_BY_SEVERITY.index, default=State.UNKNOWN)
@@ -66,8 +71,8 @@ class Finding:
     def from_json(cls, value: Any) -> Finding:
         """Read what `to_json` gave; ValueError, KeyError or TypeError for anything else."""
         figure = value["figure"]
-        if figure is not None and type(figure) not in (int, float):
-            raise TypeError(f"the figure {figure!r} is no number")
+        if figure is not None and not is_figure(figure):
+            raise TypeError(f"the figure {str(figure)[:40]} is no number")
         texts = {name: value[name] for name in ("probe", "object", "found", "unit", "remedy")}
         if not all(type(text) is str for text in texts.values()):
             raise TypeError("a text is none")

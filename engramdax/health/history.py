@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from engramdax.errors import EngramdaxError
 from engramdax.files import replace_file
+from engramdax.health.finding import is_figure
 from engramdax.host import make_dir, state_dir
 
 if TYPE_CHECKING:
@@ -66,11 +67,12 @@ class History:
             history = cls(
                 {str(load): Verified(**one) for load, one in value["verified"].items()},
                 [Speed(**one) for one in value["speeds"]],
-                None if value["age"] is None else (int(value["age"][0]), int(value["age"][1])),
+                None if value["age"] is None else (value["age"][0], value["age"][1]),
             )
-            if not all(_sound(one) for one in (*history.verified.values(), *history.speeds)):
+            counts = all(type(number) is int for number in history.age or ())
+            if not counts or not all(_sound(one) for one in (*history.verified.values(), *history.speeds)):
                 raise TypeError("a number is none")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, EngramdaxError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, EngramdaxError):
             return cls()
         return history
 
@@ -102,4 +104,4 @@ def _path(pool: UUID) -> Path:
 
 def _sound(one: Any) -> bool:
     numbers = [value for name, value in asdict(one).items() if name != "problem"]
-    return all(type(n) in (int, float) and n >= 0 for n in numbers)
+    return all(is_figure(n) and n >= 0 for n in numbers)

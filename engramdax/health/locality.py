@@ -40,9 +40,11 @@ def _distance(device: DaxDevice, nodes: Path) -> Finding:
         return unknown("host.numa", "the kernel does not tell which NUMA node the device is near")
     try:
         distances = [int(word) for word in (nodes / f"node{node}" / "distance").read_text().split()]
+        if not all(0 < distance < 256 for distance in distances):
+            raise ValueError(distances)
     except (OSError, ValueError):
         return unknown("host.numa", f"near node {node}, whose distances the kernel does not tell")
-    here = {n for n in range(len(distances)) if _cpus(nodes / f"node{n}") & os.sched_getaffinity(0)}
+    here = {n for n in range(len(distances)) if _runs_on(nodes / f"node{n}")}
     if not here:
         return unknown("host.numa", f"near node {node}; which nodes this process runs on is not known")
     near = min(distances[n] for n in here)
@@ -50,15 +52,15 @@ def _distance(device: DaxDevice, nodes: Path) -> Finding:
     return ok("host.numa", text, figure=near)
 
 
-def _cpus(node: Path) -> set[int]:
-    found: set[int] = set()
+def _runs_on(node: Path) -> bool:
+    """Tell whether this process may run on a CPU of the node."""
+    cpus = os.sched_getaffinity(0)
     try:
-        for part in (node / "cpulist").read_text().strip().split(","):
-            first, _, last = part.partition("-")
-            found.update(range(int(first), int(last or first) + 1))
+        parts = [part.partition("-") for part in (node / "cpulist").read_text().strip().split(",")]
+        ranges = [(int(first), int(last or first)) for first, _, last in parts]
     except (OSError, ValueError):
-        return set()
-    return found
+        return False
+    return any(first <= cpu <= last for first, last in ranges for cpu in cpus)
 
 
 def _pages(pool: Pool) -> Finding:

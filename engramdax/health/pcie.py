@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from engramdax.health.subject import Subject
 
 ADDRESS: Final = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+COUNT: Final = re.compile(r"[0-9]{1,19}")
 KINDS: Final = ("correctable", "nonfatal", "fatal")
 RESEAT: Final = "reseat card and cable, and look at the slot"
 
@@ -61,9 +62,9 @@ def _link(name: str, place: Path) -> Finding:
 
 def read_link(place: Path, which: str) -> Link:
     """Read the current or max link attributes of a PCI device."""
-    speed = re.match(r"[0-9.]+(?= GT/s)", _text(place / f"{which}_link_speed"))
-    width = _text(place / f"{which}_link_width")
-    lanes = int(width) if width.isascii() and width.isdigit() and 0 < int(width) <= 32 else None
+    speed = re.match(r"[0-9]{1,4}(?:\.[0-9]{1,4})?(?= GT/s)", _text(place / f"{which}_link_speed"))
+    width = re.fullmatch(r"[0-9]{1,2}", _text(place / f"{which}_link_width"))
+    lanes = int(width[0]) if width and 0 < int(width[0]) <= 32 else None
     return Link(float(speed[0]) if speed else None, lanes)
 
 
@@ -96,9 +97,8 @@ def _total(path: Path, kind: str) -> int | None:
     """Read one list of counters, which ends with its sum: TOTAL_ERR_COR, TOTAL_ERR_NONFATAL, TOTAL_ERR_FATAL."""
     name = {"correctable": "TOTAL_ERR_COR", "nonfatal": "TOTAL_ERR_NONFATAL", "fatal": "TOTAL_ERR_FATAL"}[kind]
     words = _text(path).split()
-    if name in words[:-1] and (count := words[words.index(name) + 1]).isdigit():
-        return int(count)
-    return None
+    count = COUNT.fullmatch(words[words.index(name) + 1]) if name in words[:-1] else None
+    return int(count[0]) if count else None
 
 
 def _text(path: Path) -> str:

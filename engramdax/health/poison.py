@@ -109,8 +109,10 @@ def _bad_blocks(subject: Subject, device: DaxDevice, region: NdRegion) -> Iterat
     try:
         lines = [line.split() for line in path.read_text().splitlines() if line.strip()]
         ranges = [(int(first) * SECTOR, int(count) * SECTOR) for first, count in lines]
+        if not all(0 <= first < 1 << 63 and 0 < length < 1 << 63 for first, length in ranges):
+            raise ValueError(ranges)
     except (OSError, ValueError) as e:
-        why = e.strerror if isinstance(e, OSError) else f"{path} makes no sense"
+        why = e.strerror if isinstance(e, OSError) else "it makes no sense"
         yield unknown("nvdimm.bad_blocks", f"{path}: {why}", object=region.name)
         return
     if not ranges:

@@ -22,7 +22,7 @@ from engramdax.health import (
     speed,
     tables,
 )
-from engramdax.health.finding import Finding, State, unknown, worst
+from engramdax.health.finding import Finding, State, is_figure, unknown, worst
 from engramdax.health.history import Verified
 from engramdax.health.readers import Reader
 from engramdax.health.subject import Sources, Subject
@@ -145,6 +145,8 @@ _TYPES: Final[dict[str, tuple[type | None, ...]]] = {
 def _one(value: Any, *types: type | None) -> Any:
     if (None if value is None else type(value)) not in types:
         raise TypeError(f"{str(value)[:40]!r} is no {' or '.join(str(t and t.__name__) for t in types)}")
+    if type(value) in (int, float) and not is_figure(value):
+        raise ValueError(f"{str(value)[:40]} is no number of 64 bits")
     return value
 
 

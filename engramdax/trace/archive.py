@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    import numpy.typing as npt
+
 
 @contextmanager
 def opened_arrays(path: Path, what: str, *, remedy: str) -> Iterator[Any]:
@@ -31,6 +33,14 @@ def opened_arrays(path: Path, what: str, *, remedy: str) -> Iterator[Any]:
         raise
     except Exception as e:  # noqa: BLE001 - numpy lets those of zipfile, zlib, ast and tokenize through
         raise unreadable(path, what, e, remedy=remedy) from None
+
+
+def array_of(archive: Any, name: str) -> npt.NDArray[Any]:
+    """Give an array of an open archive; TypeError for a member that is none, which numpy gives as bytes."""
+    array = archive[name]
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"its {shown(name)} is no array")
+    return array
 
 
 def unreadable(path: Path, what: str, error: Exception, *, remedy: str) -> SourceError:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from engramdax.errors import SourceError
 from engramdax.files import replace_file
-from engramdax.trace.archive import opened_arrays
+from engramdax.trace.archive import array_of, opened_arrays
 from engramdax.trace.counts import HotRows
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def read_hot_list(path: Path) -> HotList:
             raise SourceError(f"{path} is no hot list: it holds a single array, no archive", remedy=again)
         if missing := [name for name in FIELDS if name not in archive]:
             raise SourceError(f"{path} is no hot list: it lacks {', '.join(missing)}", remedy=again)
-        ids, counts, accesses, rows, heads = (archive[name] for name in FIELDS)
+        ids, counts, accesses, rows, heads = (array_of(archive, name) for name in FIELDS)
     vectors = ids.ndim == counts.ndim == heads.ndim == 1 and ids.size == counts.size > 0
     if (
         not vectors

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engramdax.errors import ParameterError, SourceError
-from engramdax.trace.archive import opened_arrays, unreadable
+from engramdax.ingest.naming import shown
+from engramdax.trace.archive import array_of, opened_arrays, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -124,12 +125,15 @@ def _read_npz(path: Path) -> Trace:
             raise SourceError(f"{path} holds a single array, no archive", remedy="name it .npy")
         names = [name for name in ("token_ids", "compressed_ids") if name in archive]
         if len(names) != 1:
+            listed = ", ".join(map(shown, archive.files[:8])) + (", ..." if len(archive.files) > 8 else "")
             raise SourceError(
-                f"{path} holds {', '.join(archive.files) or 'nothing'}",
+                f"{path} holds {listed or 'nothing'}",
                 remedy="a trace holds token_ids or compressed_ids, and doc_lengths",
             )
-        tokens = _vector(path, names[0], archive[names[0]])
-        lengths = _vector(path, "doc_lengths", archive["doc_lengths"]) if "doc_lengths" in archive else None
+        tokens = _vector(path, names[0], array_of(archive, names[0]))
+        lengths = None
+        if "doc_lengths" in archive:
+            lengths = _vector(path, "doc_lengths", array_of(archive, "doc_lengths"))
     if lengths is None:
         starts = np.array([0, tokens.size])
     else:

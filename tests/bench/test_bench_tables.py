@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -79,8 +80,10 @@ def test_trace_of_raw_tokens_goes_through_its_map(tmp_path: Path) -> None:
         ({"token_ids": np.zeros((3, 3), np.int64)}, "expected integers"),
         ({"token_ids": np.array([5]), "token_map": np.array([0, 1, 2], np.int32)}, "vocabulary"),
         ({"token_ids": np.array([0]), "doc_lengths": np.array([0.5])}, "doc_lengths is float64"),
+        ({"token_ids": np.array([0]), "token_map": np.array([0, 1])}, "2 ids, and none for the padding"),
+        ({"token_ids": np.array([0]), "token_map": np.zeros((3, 3), np.int32)}, r"token_map is int32 \[3, 3\]"),
     ],
-    ids=["no-tokens", "two-dimensions", "outside-the-map", "lengths-no-integers"],
+    ids=["no-tokens", "two-dimensions", "outside-the-map", "lengths-no-integers", "map-without-padding", "map-of-two"],
 )
 def test_file_that_is_no_trace_is_refused(tmp_path: Path, arrays: dict[str, np.ndarray], said: str) -> None:
     path = tmp_path / "trace.npz"
@@ -88,3 +91,30 @@ def test_file_that_is_no_trace_is_refused(tmp_path: Path, arrays: dict[str, np.n
     with pytest.raises(SourceError, match=said) as e:
         Trace(path, 10_000)
     assert str(path) in str(e.value)
+
+
+def test_single_array_is_no_trace(tmp_path: Path) -> None:
+    path = tmp_path / "trace.npy"
+    np.save(path, np.arange(9))
+    with pytest.raises(SourceError, match=f"{path} is one array; write it with numpy.savez"):
+        Trace(path, 10_000)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"{'descr': '<i8', 'fortran_order': False, 'shape': (3,\0 ", b"{'descr': ", b"(" * 3000],
+    ids=["null-byte", "cut-off", "deep"],
+)
+def test_trace_whose_header_cannot_be_parsed_is_refused(tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "trace.npy"
+    path.write_bytes(b"\x93NUMPY\x01\0" + len(header).to_bytes(2, "little") + header)
+    with pytest.raises(SourceError, match=f"{path} is no .npz file of token ids"):
+        Trace(path, 10_000)
+
+
+def test_member_of_a_trace_that_is_no_array_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("token_ids.npy", b"no array")
+    with pytest.raises(SourceError, match="its token_ids is no array"):
+        Trace(path, 10_000)

@@ -82,7 +82,7 @@ def test_damaged_checksums_are_told_from_damaged_rows(command: Command, wide_poo
     outcome = command("verify", "--pool", wide_pool)
     assert outcome.code == 1
     assert "kept: ok" in outcome.out
-    assert "wide: the table's checksums are damaged themselves" in outcome.out
+    assert "wide: the checksums of table wide are damaged themselves" in outcome.out
 
 
 def test_damaged_table_is_right_again_after_it_is_loaded_again(

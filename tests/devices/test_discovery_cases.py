@@ -48,6 +48,14 @@ def test_two_memdevs_with_serial_0_are_two_and_0_identifies_neither(sysfs: Sysfs
     assert tree.memdev(0) is None
 
 
+@pytest.mark.parametrize(("text", "serial"), [("0123", 123), ("00", 0), ("9" * 20, None), ("0x" + "f" * 17, None)])
+def test_serial_is_decimal_or_hexadecimal_and_no_longer_than_64_bits(
+    sysfs: Sysfs, text: str, serial: int | None
+) -> None:
+    sysfs.memdev(1, text)
+    assert [m.serial for m in sysfs.read().memdevs] == [serial]
+
+
 @pytest.mark.parametrize("serial", [1 << 63, UINT64_MAX])
 def test_serial_with_all_64_bits_is_a_serial(sysfs: Sysfs, serial: int) -> None:
     sysfs.memdev(1, hex(serial))

@@ -96,6 +96,11 @@ def test_area_that_was_never_initialised_has_none() -> None:
     assert parse_labels(b"") == []
 
 
+@pytest.mark.parametrize("kept", [16, 30, 39, 40, 71, 72, 100, 0x2FF])
+def test_index_block_that_is_cut_off_counts_for_nothing(kept: int) -> None:
+    assert parse_labels(index(0, 1, (0,))[:kept]) == []
+
+
 def test_labels_of_cxl_name_their_region() -> None:
     region = cxl_label(UUID(int=9), REGION, kind=UUID("529d7c61-da07-47c4-a93f-ecdf2c06f444"))
     data = area(index(0, 1, (0, 1), major=2), bytes(0x300), region, cxl_label(NAMESPACE, REGION))

@@ -47,6 +47,14 @@ def test_text_that_only_begins_like_json_is_an_error(text: str) -> None:
         tools.parse(text)
 
 
+@pytest.mark.parametrize("line", ["[", "[1,", '{"a":', "[[]", "[oops]"])
+def test_long_text_that_only_looks_like_json_is_given_up_soon(line: str) -> None:
+    begun = time.process_time()
+    with pytest.raises(ToolError, match="what looks like JSON is none"):
+        tools.parse(f"{line}\n" * 1_000_000)
+    assert time.process_time() - begun < 20  # it was quadratic, and took minutes
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [
@@ -115,7 +123,15 @@ def is_alive(pid: int) -> bool:
 
 @pytest.mark.parametrize(
     ("said", "version"),
-    [("echo 81", (81,)), ("echo 76.1", (76, 1)), ("echo v77.gabcdef", (77,)), ("echo", None), ("exit 129", None)],
+    [
+        ("echo 81", (81,)),
+        ("echo 76.1", (76, 1)),
+        ("echo v77.gabcdef", (77,)),
+        ("echo", None),
+        ("exit 129", None),
+        (f"echo {'9' * 5000}", None),
+        ("echo 1².3", (1,)),
+    ],
 )
 def test_version_is_read_where_one_is_said(programs: Programs, said: str, version: tuple[int, ...] | None) -> None:
     programs.says("cxl", "--version", said)

@@ -64,6 +64,8 @@ def test_healthy_memdev_is_ok_with_its_figures(host: Host, cxl: Cxl) -> None:
         ("memdev.temperature", {"temperature": -5}, State.OK),
         ("memdev.life_used", {"life_used_percent": 100, "ext_life_used": "unknown"}, State.CRITICAL),
         ("memdev.life_used", {"ext_life_used": "warning"}, State.WARNING),
+        ("memdev.life_used", {"life_used_percent": 10**400, "ext_life_used": "unknown"}, State.UNKNOWN),
+        ("memdev.temperature", {"temperature": 10**400}, State.UNKNOWN),
         ("memdev.corrected", {"ext_corrected_volatile": "warning"}, State.WARNING),
     ],
 )
@@ -169,7 +171,18 @@ def test_empty_poison_list_is_ok_where_the_kernel_can_ask(host: Host, cxl: Cxl, 
     assert (finding.state, finding.found) == (State.UNKNOWN, "Failed to enable trace: -1")
 
 
-@pytest.mark.parametrize("errors", ["[]", "[{}]", '[{"offset":"here","length":64}]', '[{"offset":1}]', "7", '["x"]'])
+@pytest.mark.parametrize(
+    "errors",
+    [
+        "[]",
+        "[{}]",
+        f'[{{"offset":1,"length":"0x{"f" * 6000}"}}]',
+        '[{"offset":"here","length":64}]',
+        '[{"offset":1}]',
+        "7",
+        '["x"]',
+    ],
+)
 def test_poison_list_that_makes_no_sense_is_unknown(
     host: Host, cxl: Cxl, able: Callable[[], None], errors: str
 ) -> None:
@@ -177,6 +190,20 @@ def test_poison_list_that_makes_no_sense_is_unknown(
     cxl.prints("", f'[{{"memdev":"mem0","media_errors":{errors}}}]')
     finding = found(poison.probe(subject(host, Origin.CXL_RAM)), "memdev.poison")
     assert finding.state is State.UNKNOWN
+
+
+@pytest.mark.parametrize("text", ["-1 8", "1", "0 0", "1 -8", f"{'9' * 30} 8", f"{'9' * 5000} 8", "² 8"])
+def test_bad_blocks_that_make_no_sense_are_unknown(host: Host, text: str) -> None:
+    namespace = device(host, Origin.CXL_PMEM).namespace
+    assert namespace is not None
+    assert namespace.region is not None
+    listed = namespace.region.path / "badblocks"
+    listed.write_text(f"{text}\n")
+    try:
+        finding = found(poison.probe(subject(host, root=False)), "nvdimm.bad_blocks")
+    finally:
+        listed.unlink()
+    assert (finding.state, finding.found) == (State.UNKNOWN, f"{listed}: it makes no sense")
 
 
 def _memdev_objects(value: Any) -> Iterator[dict[str, Any]]:

@@ -75,6 +75,9 @@ def test_full_link_without_errors_is_ok(sysfs: Sysfs) -> None:
         (GOOD | {"current_link_width": "255"}, MOST, MOST, State.UNKNOWN),
         (GOOD | {"current_link_width": "0"}, MOST, MOST, State.UNKNOWN),
         (GOOD | {"current_link_width": "\x1b[2J"}, MOST, MOST, State.UNKNOWN),
+        (GOOD | {"current_link_width": "1" * 5000}, MOST, MOST, State.UNKNOWN),
+        (GOOD | {"current_link_speed": "3.2.0 GT/s"}, MOST, MOST, State.UNKNOWN),
+        (GOOD | {"current_link_speed": "9" * 400 + " GT/s"}, MOST, MOST, State.UNKNOWN),
         (GOOD, {}, MOST, State.UNKNOWN),
         ({}, MOST, MOST, State.UNKNOWN),
         (GOOD, MOST, {}, State.OK),
@@ -96,8 +99,9 @@ def test_errors_of_device_and_ports_are_added_up(sysfs: Sysfs) -> None:
     }
 
 
-def test_errors_that_nobody_counts_are_unknown(sysfs: Sysfs) -> None:
-    subject = linked(sysfs, {**GOOD, **MOST, "aer_dev_fatal": "TOTAL_ERR_FATAL many"}, MOST)
+@pytest.mark.parametrize("count", ["many", "²", "9" * 20, "9" * 5000, "-1"])
+def test_errors_that_nobody_counts_are_unknown(sysfs: Sysfs, count: str) -> None:
+    subject = linked(sysfs, {**GOOD, **MOST, "aer_dev_fatal": f"TOTAL_ERR_FATAL {count}"}, MOST)
     assert found(pcie.probe(subject), "pcie.errors").state is State.UNKNOWN
 
 
@@ -143,6 +147,17 @@ def test_database_that_cannot_be_read_is_unknown(sysfs: Sysfs, tmp_path: Path) -
     assert {f.state for f in findings} == {State.UNKNOWN}
     assert "cannot be read" in findings[0].found
     assert path.read_bytes() == content
+
+
+def test_database_with_a_damaged_name_is_unknown(sysfs: Sysfs, tmp_path: Path) -> None:
+    path = tmp_path / "ras-mc_event.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE mc_event (id INTEGER PRIMARY KEY)")
+        database.commit()
+    path.write_bytes(path.read_bytes().replace(b"tablemc_event", b"tablemc_\xffvent"))
+    findings = list(events.probe(linked(sysfs, {}, {}, rasdaemon=path, tracing=tmp_path)))
+    assert {f.state for f in findings} == {State.UNKNOWN}
+    assert "cannot be read" in findings[0].found
 
 
 def test_rasdaemon_that_knows_no_cxl_events_counts_as_none(sysfs: Sysfs, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -249,6 +250,16 @@ def test_damaged_history_costs_the_comparison_alone(pool: Path) -> None:
     value["speeds"][0]["bandwidth"] = "fast"
     file.write_text(json.dumps(value))
     assert look(pool).state is State.OK
+
+
+@pytest.mark.parametrize("age", ["[]", "[1]", '"1"', "[1e999, 2]", "[1.5, 2]", "{}", "7"])
+def test_history_of_an_impossible_age_is_forgotten(age: str) -> None:
+    pool = UUID(int=5)
+    assert History({}, [Speed(1.0, 2.0, 3.0)], (3, 4)).save(pool, set()) == ""
+    assert History.of(pool).age == (3, 4)
+    path = state_dir() / "health" / f"{pool}.json"
+    path.write_text(path.read_text().replace("[3, 4]", age))
+    assert History.of(pool) == History()
 
 
 def test_history_keeps_what_is_published_alone(pool: Path) -> None:

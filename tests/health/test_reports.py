@@ -72,6 +72,14 @@ def test_unknown_is_worse_than_ok_and_better_than_a_warning() -> None:
     assert [EXIT_CODES[s] for s in (State.OK, State.WARNING, State.CRITICAL, State.UNKNOWN)] == [0, 1, 2, 3]
 
 
-def test_figure_that_is_no_number_is_refused() -> None:
+@pytest.mark.parametrize("figure", ["7", True, 1 << 64, -(10**400), 1e999, float("nan")])
+def test_figure_that_is_no_number_is_refused(figure: Any) -> None:
     with pytest.raises(TypeError):
-        Finding.from_json({**Finding("p", State.OK, "x").to_json(), "figure": "7"})
+        Finding.from_json({**Finding("p", State.OK, "x").to_json(), "figure": figure})
+
+
+@pytest.mark.parametrize("name", ["time", "bandwidth", "latency"])
+@pytest.mark.parametrize("number", [10**400, float("inf"), float("nan")])
+def test_report_with_a_number_beyond_all_measures_is_refused(name: str, number: float) -> None:
+    with pytest.raises(ValueError, match="no number of 64 bits"):
+        Report.from_json({**REPORT.to_json(), name: number})

@@ -196,6 +196,8 @@ class World:
         self.possible: dict[str, set[int | None]] = {name: {None} for name in NAMES}
         self.rotten: dict[UUID, set[int]] = {}
         """Blocks of loads whose bits were flipped and not repaired."""
+        self.repaired: dict[UUID, tuple[int, set[int]]] = {}
+        """Which generation repaired a load, and what was rotten in it for who took it from an earlier one."""
         self.seen_rotten: dict[Extent, list[set[int]]] = {}
         """These, and those that readers go by who took a table before its repair: what rots later is in all of them."""
         self.named: dict[tuple[int, int, int], tuple[int, int]] = {}
@@ -372,7 +374,7 @@ class World:
                 raise Violation("repair overlooked a rotten block")
             if found:
                 self.events["block repaired"] += 1
-                self.rotten.pop(entry.load, None)
+                self.repaired[entry.load] = writer.directory.generation, self.rotten.pop(entry.load, set())
 
     def release(self, process: Process) -> None:
         with self.writer(process, keep=lambda _: True) as writer:
@@ -460,7 +462,7 @@ class World:
     def take(self, reader: Reader, directory: Directory, entry: TableEntry) -> Held:
         """Take a table in hand."""
         reader.pins.pin(directory.generation)
-        rotten = self.rotten_of(entry)
+        rotten = self.rotten_in(directory, entry)
         reader.prepare(entry)
         return Held(entry, directory.generation, rotten)
 
@@ -488,7 +490,7 @@ class World:
             process.media.invalidate(*entry.extent)
             for index, expected in enumerate(np.frombuffer(stored, "<u4")):
                 data = process.media.load(entry.extent.offset + index * GEOMETRY.block, GEOMETRY.block)
-                if crc32c(data) != int(expected) and index not in self.rotten.get(entry.load, set()):
+                if crc32c(data) != int(expected) and index not in self.rotten_in(directory, entry):
                     raise Violation(f"block {index} of {entry.name} is bad though nothing rotted")
         self.events["table verified"] += 1
 
@@ -498,6 +500,11 @@ class World:
             self.rotten[entry.load] = set()
             self.seen_rotten.setdefault(entry.extent, []).append(self.rotten[entry.load])
         return self.rotten[entry.load]
+
+    def rotten_in(self, directory: Directory, entry: TableEntry) -> set[int]:
+        """Give the blocks that may be rotten for a reader of this directory, whose caches hold what was before it."""
+        generation, before = self.repaired.get(entry.load, (0, set()))
+        return before if directory.generation < generation else self.rotten_of(entry)
 
     def rotten_now(self, entry: TableEntry) -> bool:
         """Tell whether a rotten block is still so: a repair that died may have written it."""

@@ -73,6 +73,9 @@ def test_an_id_made_without_a_product_uuid_stays(machine: Path) -> None:
         b'{"machine": null}',
         b'{"id": "00000000-0000-0000-0000-000000000001"}',
         b"\xff\xfe",
+        b'{"id": "00000000-0000-0000-0000-000000000001", "machine": 5}',
+        b'{"id": "00000000-0000-0000-0000-000000000001", "machine": {}}',
+        b"[" * 5000,
     ],
 )
 def test_a_damaged_file_is_told_and_not_replaced(content: bytes) -> None:

@@ -76,7 +76,7 @@ def test_bytes_behind_the_last_row_do_not_count(path: Path) -> None:
 
 def test_damaged_checksums_are_told_apart_from_damaged_rows(path: Path) -> None:
     flip(path, extent_of(path)[1] + 15)
-    with pytest.raises(DamagedTableError, match="the table's checksums are damaged themselves"):
+    with pytest.raises(DamagedTableError, match=r"the checksums of table [a-z0-9./-]+ are damaged themselves"):
         bad_blocks(path)
 
 

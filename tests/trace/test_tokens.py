@@ -233,3 +233,12 @@ def test_a_trace_is_cut_where_asked_and_sequences_begin_anew():
 def test_a_cut_that_leaves_nothing_is_refused(share):
     with pytest.raises(ParameterError, match="leaves nothing"):
         zipf_trace(10).split(share)
+
+
+def test_names_in_another_archive_are_shown_printable(tmp_path):
+    path = tmp_path / "t.npz"
+    np.savez(path, **{"\x1b[2J": np.arange(4)}, **{f"a{n}": np.arange(1) for n in range(20)})
+    with pytest.raises(SourceError) as caught:
+        read_traces([path])
+    assert caught.value.problem.isprintable()
+    assert caught.value.problem.endswith("a6, ...")
