@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may write a pool on devdax, how that changes hands, and whose readers keep the space of a removed table."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from batch import Result
+from pool_of_two import SECONDS, PoolOfTwo, result_of, wait_for
+
+from tools.rack.guest import Guest, Process
+
+pytestmark = [pytest.mark.rack, pytest.mark.timeout(900)]
+
+ROWS = 12_000
+ROW_STORE = 13
+"""A step of a load of so many rows at which some are stored and some are not."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kept(pool: PoolOfTwo) -> None:
+    """Load a table that is to stay."""
+    owner = pool.rack.hosts[0]
+    pool.run(owner, f"load {pool.write_table(owner, 'kept', 1, ROWS)} --name kept").succeeded()
+
+
+def owner_of(pool: PoolOfTwo) -> tuple[Guest, Guest]:
+    """Give the host that may write, and the other one."""
+    for host in pool.rack.hosts:
+        if pool.run(host, "own --json").json()["may_write"]:
+            return host, pool.other(host)
+    raise AssertionError("nobody may write")
+
+
+def load(pool: PoolOfTwo, host: Guest, name: str, version: int = 1) -> str:
+    return f"load {pool.write_table(host, name, version, ROWS)} --name {name}"
+
+
+def test_released_pool_is_its_heirs_with_the_next_write(pool: PoolOfTwo) -> None:
+    owner, heir = owner_of(pool)
+    command = load(pool, heir, "inherited")
+    pool.run(heir, command).failed(3, f"is written by host {owner.name}", "own --release")
+    # Nobody has to be asked, and nobody could be.
+    assert f"is released to host {heir.name}" in pool.run(owner, "own --release", ask=False).succeeded().out
+    pool.run(owner, "rm kept").failed(3, f"this host released pool ram to host {heir.name}")
+    pool.run(heir, command, ask=False).succeeded()
+    pool.run(owner, "rm kept").failed(3, f"is written by host {heir.name}")
+    assert pool.look(owner)["tables"] == {"kept": 1, "inherited": 1}
+    assert pool.run(heir, "rm inherited").succeeded().out.endswith("its space is free\n")
+
+
+def test_take_over_without_an_answer_stops_the_owner_and_waits_for_proof(pool: PoolOfTwo) -> None:
+    owner, taker = owner_of(pool)
+    claimed = pool.run(taker, "own --take-over", ask=False)
+    assert (claimed.code, claimed.err) == (1, "")
+    assert f"{owner.name} (" in claimed.out
+    assert "did not answer" in claimed.out
+    for host, problem in ((owner, "is taking pool ram over"), (taker, "is taking pool ram over")):
+        pool.run(host, "rm kept").failed(3, problem)
+    assert pool.look(owner)["tables"] == {"kept": 1}
+    # Asked again, with a way to ask.
+    assert "this host owns the pool now" in pool.run(taker, "own --take-over").succeeded().out
+    pool.run(owner, "rm kept").failed(3, f"is written by host {taker.name}")
+
+
+@pytest.mark.parametrize("fenced", [False, True], ids=["proven", "fenced"])
+def test_writer_that_is_deposed_stops_and_costs_no_table(pool: PoolOfTwo, fenced: bool) -> None:
+    owner, taker = owner_of(pool)
+    go = f"/run/go-{fenced}"
+    writing = pool.stop_at(owner, load(pool, owner, "late", 2), ROW_STORE, go=go)
+    assert writing is not None
+    if fenced:
+        pool.run(taker, "own --take-over --fenced").succeeded()
+    else:
+        refused = pool.run(taker, "own --take-over")
+        assert refused.code == 1
+        assert f"{owner.name} (" in refused.out
+        assert "has a writer: repeat this when it has ended" in refused.out
+    assert pool.look(taker)["unfinished"] == ["late"]
+    owner.run(["touch", go])
+    ended = result_of(owner, "load", writing.wait(SECONDS))
+    ended.failed(1, f"host {taker.name} (", "took pool ram over", "nothing that was published is lost")
+    if not fenced:
+        pool.run(taker, "own --take-over").succeeded()
+    for host in (owner, taker):
+        found = pool.look(host)
+        assert (found["tables"], found["unfinished"], found["slots_agree"]) == ({"kept": 1}, ["late"], True)
+    assert "the load goes on" in pool.run(taker, f"{load(pool, taker, 'late', 2)} --resume").succeeded().out
+    assert pool.look(owner)["tables"] == {"kept": 1, "late": 2}
+    assert pool.run(taker, "rm late").succeeded().out.endswith("its space is free\n")
+
+
+# Space comes back with proof.
+
+
+def waiting(pool: PoolOfTwo, host: Guest) -> int:
+    """Reclaim, and give the bytes that wait all the same."""
+    answer = pool.run(host, "reclaim --json").json()
+    assert (answer["silent"], answer["looked_here"]) == ([], True)
+    return sum(one["bytes"] for one in answer["waiting"])
+
+
+def removed(pool: PoolOfTwo, owner: Guest, name: str) -> None:
+    out = pool.run(owner, f"rm {name}").succeeded().out
+    assert "its space waits until no reader holds the table" in out
+
+
+def kill(host: Guest, process: Process, pid: int) -> None:
+    host.run(["kill", "-KILL", str(pid)])
+    assert process.wait(SECONDS).code == 128 + 9
+
+
+def pid_of(process: Process, word: str) -> int:
+    wait_for(process, word)
+    return int(process.output().split(word)[1].split()[0])
+
+
+@pytest.mark.parametrize("end", ["refreshes", "is killed"])
+def test_space_of_a_removed_table_waits_for_a_reader_on_the_other_host(pool: PoolOfTwo, end: str) -> None:
+    owner, other = owner_of(pool)
+    free = pool.look(owner)["free"]
+    name = end.replace(" ", "-")
+    pool.run(owner, load(pool, owner, name)).succeeded()
+    reader = pool.start(other, "hold", table=name, go=f"/run/go-{name}")
+    pid = pid_of(reader, "holding")
+    removed(pool, owner, name)
+    assert waiting(pool, owner) > 0
+    # What is loaded meanwhile goes elsewhere: the reader compares what it gathers all the time.
+    pool.run(owner, load(pool, owner, "next")).succeeded()
+    assert waiting(pool, owner) > 0
+    assert reader.poll() is None
+    if end == "refreshes":
+        other.run(["touch", f"/run/go-{name}"])
+        wait_for(reader, "refreshed")
+        assert waiting(pool, owner) == 0
+        kill(other, reader, pid)
+    else:
+        kill(other, reader, pid)
+        assert waiting(pool, owner) == 0
+    pool.run(owner, "rm next").succeeded()
+    assert pool.look(owner)["free"] == free
+
+
+@pytest.mark.parametrize("where", ["on the owner", "on the other host"])
+@pytest.mark.parametrize("how", ["without engramdax", "by another node", "with a /run of its own"])
+def test_space_waits_for_whoever_maps_the_device(pool: PoolOfTwo, where: str, how: str) -> None:
+    owner, other = owner_of(pool)
+    host = owner if where == "on the owner" else other
+    node = pool.devices[host.name]
+    pool.run(owner, load(pool, owner, "mapped")).succeeded()
+    if how == "with a /run of its own":
+        script = f"mount -t tmpfs tmpfs /run && exec python -c {shlex.quote(CONTAINED)}"
+        mapper = host.start(["unshare", "--mount", "bash", "-c", script], environment={"ENGRAMDAX_POOL": node})
+    else:
+        if how == "by another node":
+            host.run(f"mknod /run/twin c $(stat -c '0x%t 0x%T' {node})")
+            node = "/run/twin"
+        mapper = pool.start(host, "map_device", node=node)
+    pid = pid_of(mapper, "mapping")
+    removed(pool, owner, "mapped")
+    assert waiting(pool, owner) > 0
+    if how == "with a /run of its own":
+        mapper.kill()
+        mapper.wait()
+    else:
+        kill(host, mapper, pid)
+    host.run("rm -f /run/twin")
+    assert waiting(pool, owner) == 0
+
+
+CONTAINED = """
+import engramdax, os, time
+from engramdax.pool.records import resolve
+table = engramdax.open(resolve(None))["mapped"]
+print("mapping", os.getpid(), flush=True)
+time.sleep(3600)
+"""
+
+
+def test_space_waits_for_a_host_that_does_not_answer(pool: PoolOfTwo) -> None:
+    owner, other = owner_of(pool)
+    pool.run(owner, load(pool, owner, "unasked")).succeeded()
+    removed_alone: Result = pool.run(owner, "rm unasked", ask=False).succeeded()
+    assert "its space waits" in removed_alone.out
+    told = pool.run(owner, "reclaim", ask=False).succeeded().out
+    assert f"host {other.name} (" in told
+    assert "did not answer" in told
+    assert waiting(pool, owner) == 0
