@@ -22,6 +22,9 @@ MEMORY = "ram"
 SECONDS = 300.0
 """A guest takes long for everything while this machine is busy otherwise."""
 
+PATIENCE = 4
+"""How often a question is asked again that is not answered in time."""
+
 ZYGOTE = Path(__file__).with_name("zygote.py")
 
 
@@ -40,7 +43,7 @@ class PoolOfTwo:
         if not self._is_left():
             self._make()
             return
-        self.run(first, "own --take-over").succeeded()
+        self.take_over(first)
         for name in self.look(first)["tables"]:
             self.run(first, f"rm {name}").succeeded()
 
@@ -95,6 +98,30 @@ class PoolOfTwo:
         program = self._client(host, "command", {"words": shlex.split(line)}, ask=ask)
         done = host.python(program, timeout=SECONDS, check=False)
         return result_of(host, line, done)
+
+    def reclaim(self, host: Guest) -> int:
+        """Reclaim with an answer from the other host, and give the bytes that wait all the same.
+
+        A busy machine may keep a guest from answering in time.
+        """
+        for _ in range(PATIENCE):
+            answer = self.run(host, "reclaim --json").json()
+            assert answer["looked_here"]
+            if not answer["silent"]:
+                return sum(one["bytes"] for one in answer["waiting"])
+        raise AssertionError(answer)
+
+    def answered(self, host: Guest, line: str) -> Result:
+        """Run a command again until the other host has answered it in time."""
+        for _ in range(PATIENCE):
+            done = self.run(host, line)
+            if "did not answer" not in done.out:
+                break
+        return done
+
+    def take_over(self, host: Guest) -> None:
+        """Take the pool over where nobody writes."""
+        self.answered(host, "own --take-over").succeeded()
 
     def look(self, host: Guest) -> Any:
         """Compare every byte of every table with what its version holds, and give what is there."""

