@@ -12,6 +12,7 @@ from collections import Counter
 
 import pytest
 from pool_of_two import PoolOfTwo
+from soak import MORE_SECONDS
 
 SECONDS, TURN = (600.0, 60.0) if os.environ.get("ENGRAMDAX_ALL") else (60.0, 15.0)
 SEED = int(os.environ.get("ENGRAMDAX_SEED", "5"))
@@ -29,7 +30,7 @@ def test_no_reader_fails_while_tables_come_and_go_and_hands_change(pool: PoolOfT
     ]
     counts = Counter[str]()
     for host, part in zip(hosts, parts, strict=True):
-        done = part.wait(SECONDS + 300)
+        done = part.wait(SECONDS + 2 * MORE_SECONDS)
         assert done.code == 0, (host.name, done.stdout, done.stderr, [p.poll() for p in parts])
         counted = json.loads(done.stdout)
         print(f"{host.name}: {counted}")
@@ -49,7 +50,5 @@ def test_no_reader_fails_while_tables_come_and_go_and_hands_change(pool: PoolOfT
     for what in ("loads", "replaces", "removals", "reclaims", "tables verified", "refreshes"):
         assert counts[what], what
     assert counts["rows gathered of versions replaced or removed"]
-    # The last turn may be cut short, and the first one begins with the owner of a fresh pool.
-    assert counts["releases"] + counts["take-overs"] >= SECONDS / TURN / 2
     assert counts["releases"]
     assert counts["take-overs"]
