@@ -36,9 +36,11 @@ class PoolOfTwo:
         self.uuid = ""
         self.devices: dict[str, str] = {}
         self._threads = ThreadPoolExecutor(2)
+        self._started: list[Process] = []
 
     def set_up(self) -> None:
         """Have it, owned by the first host and without a table: what another module left of it, or on what is there."""
+        self._started.clear()
         first = self.rack.hosts[0]
         if not self._is_left():
             self._make()
@@ -86,7 +88,15 @@ class PoolOfTwo:
 
     def start(self, host: Guest, do: str, **arguments: Any) -> Process:
         """Start a task of the host's zygote."""
-        return host.start_python(self._client(host, do, arguments))
+        process = host.start_python(self._client(host, do, arguments))
+        self._started.append(process)
+        return process
+
+    def end_tasks(self) -> None:
+        """Kill what still runs of what was started, on hosts that were up all the time."""
+        for process in self._started:
+            process.kill()
+        self._started.clear()
 
     def call(self, host: Guest, do: str, **arguments: Any) -> Any:
         """Do a task, and give what it said."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shlex
 import signal
+from collections.abc import Iterator
 
 import pytest
 from pool_of_two import SECONDS, PoolOfTwo, result_of, wait_for
@@ -23,6 +24,13 @@ def _kept(pool: PoolOfTwo) -> None:
     """Load a table that is to stay."""
     owner = pool.rack.hosts[0]
     pool.run(owner, f"load {pool.write_table(owner, 'kept', 1, ROWS)} --name kept").succeeded()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(pool: PoolOfTwo) -> Iterator[None]:
+    """Let no reader of a test that failed hold what the next one removes."""
+    yield
+    pool.end_tasks()
 
 
 def owner_of(pool: PoolOfTwo) -> tuple[Guest, Guest]:
