@@ -48,6 +48,7 @@ class PoolOfTwo:
         self.take_over(first)
         for name in self.look(first)["tables"]:
             self.run(first, f"rm {name}").succeeded()
+        assert self.reclaim(first) == 0
 
     def _make(self) -> None:
         first, second = self.rack.hosts

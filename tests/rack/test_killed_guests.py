@@ -24,7 +24,7 @@ FEW_LOADS, FEW_TAKE_OVERS = 3, 2
 
 pytestmark = [pytest.mark.rack, pytest.mark.timeout(3600 if ALL else 600)]
 
-KEPT_ROWS, NEW_ROWS = 3_000, 10_000
+KEPT_ROWS, NEW_ROWS = 2_000, 10_000
 UNFINISHED_AT = 13
 """A step of a load behind the publication that says `loading`, and in front of its last row."""
 
