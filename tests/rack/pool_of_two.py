@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from batch import Result
 from channel import ASK, TASKS, client
 from devices import attach
@@ -172,10 +171,3 @@ def wait_for(process: Process, text: str) -> None:
         assert done is None, done
         assert time.monotonic() < end, f"{text!r} was not printed"
         time.sleep(0.05)
-
-
-def spread(items: list[Any], count: int) -> list[Any]:
-    """Give `count` of the items, evenly chosen, the first and the last among them."""
-    if len(items) <= count:
-        return items
-    return [items[n] for n in sorted({round(x) for x in np.linspace(0, len(items) - 1, count)})]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
@@ -20,6 +21,7 @@ from engramdax.pool.records import resolve
 from engramdax.pool.volume import slots_agree
 
 PAUSE = 0.05
+CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000
 
 
 def command(words: list[str]) -> int:
@@ -82,8 +84,10 @@ def look() -> int:
     return 0
 
 
-def hold(table: str, go: str = "/nowhere") -> int:
-    """Read a table until there is a file `go`, then take what is published now, and read on."""
+def hold(table: str, go: str = "/nowhere", contained: bool = False) -> int:
+    """Read a table until there is a file `go`, then take what is published now; with a /run of its own if contained."""
+    if contained:
+        leave_run()
     with engramdax.open(resolve(None)) as pool:
         held = pool[table]
         version = version_of(held.source)
@@ -98,6 +102,17 @@ def hold(table: str, go: str = "/nowhere") -> int:
         print("refreshed", flush=True)
         while True:
             time.sleep(PAUSE)
+
+
+def leave_run() -> None:
+    """Mount another /run for this process alone, as a container has it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for done in (
+        libc.unshare(CLONE_NEWNS),
+        libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None),
+        libc.mount(b"tmpfs", b"/run", b"tmpfs", 0, None),
+    ):
+        assert done == 0, os.strerror(ctypes.get_errno())
 
 
 def map_device(node: str) -> int:
