@@ -38,8 +38,10 @@ if TYPE_CHECKING:
 PINS: Final = 1 << 62
 """First byte of the range of pins: no pool reaches that far."""
 
-ASKING_SECONDS: Final = 0.02
-"""Longer than a question whether somebody writes takes the lock."""
+ASKING_SECONDS: Final = 0.5
+"""Longer than a question whether somebody writes takes the lock, on a host whose processors are all busy, too."""
+
+ASKING_PAUSE: Final = 0.01
 
 _FLOCK: Final = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 
@@ -85,11 +87,16 @@ class WriterLock:
             ) from None
 
     def _take(self) -> None:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(ASKING_SECONDS)  # `is_written` of another process holds it for a moment
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        end = time.monotonic() + ASKING_SECONDS
+        while True:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:  # by a writer, or for a moment by `is_written` of another process
+                if time.monotonic() >= end:
+                    raise
+                time.sleep(ASKING_PAUSE)
+            else:
+                return
 
     def release(self) -> None:
         """Let others write. May be called twice."""

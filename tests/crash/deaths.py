@@ -8,6 +8,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,43 +46,53 @@ def exit_code(process: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
+Half = Callable[[], None]
+
+
+def watch_steps(act: Callable[[int, Half | None], None]) -> None:
+    """Call `act` in front of each store and fence of this process, with its number from 1 on; for one thread at a time.
+
+    With a store of several lines it gets a function that stores the first half of them. There is no way back: this is
+    for a process that ends with what is watched.
+    """
+    store, fence = MappedMedia.store, MappedMedia.fence
+    mutex = threading.Lock()
+    numbers = count(1)
+
+    def watched_store(self: MappedMedia, offset: int, data: ReadableBuffer) -> None:
+        lines = memoryview(data).cast("B")
+        half = len(lines) // LINE // 2 * LINE
+        with mutex:
+            act(next(numbers), (lambda: store(self, offset, lines[:half])) if half else None)
+        store(self, offset, data)
+
+    def watched_fence(self: MappedMedia) -> None:
+        with mutex:
+            act(next(numbers), None)
+        fence(self)
+
+    MappedMedia.store = watched_store  # type: ignore[method-assign]
+    MappedMedia.fence = watched_fence  # type: ignore[method-assign]
+
+
 def run_dying(arguments: list[str], step: int, *, torn: bool) -> int:
     """Run a command in a child that dies at its `step`-th store or fence; give its exit code.
 
     It dies in front of the step, or, `torn`, with half of the lines of a store out. A step that is never
     reached lets it live.
     """
-    return exit_code(fork(lambda: _run_until(arguments, step, torn=torn)))
 
-
-def _run_until(arguments: list[str], step: int, *, torn: bool) -> int:
-    store, fence = MappedMedia.store, MappedMedia.fence
-    mutex = threading.Lock()
-    done = 0
-
-    def last() -> bool:
-        nonlocal done
-        with mutex:
-            done += 1
-            return done == step
-
-    def dying_store(self: MappedMedia, offset: int, data: ReadableBuffer) -> None:
-        if last():
-            lines = memoryview(data).cast("B")
-            if torn:
-                store(self, offset, lines[: len(lines) // LINE // 2 * LINE])
+    def die(number: int, half: Half | None) -> None:
+        if number == step:
+            if torn and half:
+                half()
             os.kill(os.getpid(), signal.SIGKILL)
-        store(self, offset, data)
 
-    def dying_fence(self: MappedMedia) -> None:
-        if last():
-            os.kill(os.getpid(), signal.SIGKILL)
-        fence(self)
+    def act() -> int:
+        watch_steps(die)
+        return run(arguments)
 
-    # This process ends here, one way or the other: nothing has to be put back.
-    MappedMedia.store = dying_store  # type: ignore[method-assign]
-    MappedMedia.fence = dying_fence  # type: ignore[method-assign]
-    return run(arguments)
+    return exit_code(fork(act))
 
 
 class Seen:

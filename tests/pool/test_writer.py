@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -58,6 +60,15 @@ def test_a_second_writer_in_another_process_is_busy_and_names_it(make_pool: Make
             Writer(path)
         assert other.end() == 0
         Writer(path).close()
+
+
+def test_a_question_whether_somebody_writes_keeps_no_writer_out(make_pool: MakePool) -> None:
+    path = make_pool()
+    with path.open("rb") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)  # as `is_written` of another process does, which then has to wait for a CPU
+        threading.Timer(0.15, lambda: fcntl.flock(asking, fcntl.LOCK_UN)).start()
+        with Writer(path):
+            pass
 
 
 def test_a_killed_writer_leaves_no_lock(make_pool: MakePool) -> None:

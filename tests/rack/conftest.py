@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from pool_of_two import PoolOfTwo
 
 from tools.rack.errors import UnavailableError
 from tools.rack.prefix import Prefix, set_up
@@ -26,3 +27,15 @@ def rack(prefix: Prefix) -> Iterator[Rack]:
     """Give two hosts that are up and share one pool of each kind."""
     with Rack(prefix) as rack:
         yield rack
+
+
+@pytest.fixture(scope="session")
+def _pool_of_two(rack: Rack) -> PoolOfTwo:
+    return PoolOfTwo(rack)
+
+
+@pytest.fixture(scope="module")
+def pool(_pool_of_two: PoolOfTwo) -> PoolOfTwo:
+    """Give the hosts' pool in CXL memory, with no table in it. It stays for the next module, and is in nobody's way."""
+    _pool_of_two.set_up()
+    return _pool_of_two

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a guest's zygote (zygote.py) is reached: from this machine, and by the other guests."""
+
+from __future__ import annotations
+
+TASKS = "/run/zygote"
+"""Its socket in the guest. A task is a line of JSON, sent with the descriptors 1 and 2 of its client, which then gets a
+line with the exit code."""
+
+PORT = 7001
+"""Where it answers other hosts: a line with a pool gets what `engramdax info` prints of it."""
+
+ASK = f"bash -c 'exec 3<>/dev/tcp/{{host}}/{PORT} && echo {{pool}} >&3 && cat <&3'"
+"""A value of ENGRAMDAX_ASK: {host} and {pool} are filled in by engramdax."""
+
+# Without `socket`, which an emulated processor takes a while to import.
+CLIENT = """
+import _socket, sys
+client = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+client.connect({path!r})
+outputs = b"".join(fd.to_bytes(4, sys.byteorder) for fd in (1, 2))
+client.sendmsg([{task!r}], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, outputs)])
+sys.exit(int(client.recv(9) or 1))
+"""
+
+
+def client(task: bytes) -> str:
+    """Give a program for a guest that has this task done, prints what it prints and ends as it ends."""
+    return CLIENT.format(path=TASKS, task=task + b"\n")

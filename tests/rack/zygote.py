@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs in a guest: a process that has everything imported and forks for each task, with the task's own outputs.
+
+An emulated processor takes seconds to get an interpreter there. A task is a function of tests/rack/tasks.py or
+tests/rack/soak.py. Tasks come from the guest itself over a unix socket, with the descriptors of their outputs; a task
+whose client goes away is killed. Other hosts ask over TCP who uses a pool here, and get what `engramdax info` prints.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "crash")]
+
+import soak  # noqa: E402
+import tasks  # noqa: E402
+from channel import PORT, TASKS  # noqa: E402
+
+QUESTION_BYTES = 64
+
+FUNCTIONS: dict[str, Callable[..., int]] = {
+    function.__name__: function
+    for function in (
+        tasks.command,
+        tasks.hold,
+        tasks.look,
+        tasks.map_device,
+        tasks.steps,
+        tasks.stop_at,
+        tasks.write_table,
+        soak.take_part,
+    )
+}
+
+
+def become(outputs: dict[int, int], act: Callable[[], int]) -> NoReturn:
+    """Be the child that does a task, with these descriptors as 1 and 2."""
+    code = 1
+    try:
+        os.setsid()
+        for number, fd in outputs.items():
+            os.dup2(fd, number)
+        code = act()
+    except SystemExit as e:
+        code = e.code if isinstance(e.code, int) else 1
+    except BaseException:  # noqa: BLE001 - this process must not go on as a second zygote
+        traceback.print_exc()
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+
+class Zygote:
+    """The sockets, and the children that run."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._tasks = socket.socket(socket.AF_UNIX)
+        self._tasks.bind(TASKS)
+        self._tasks.listen()
+        self._questions = socket.create_server(("", PORT))
+        self._selector.register(self._tasks, selectors.EVENT_READ, self._take_task)
+        self._selector.register(self._questions, selectors.EVENT_READ, self._take_question)
+
+    def serve(self) -> NoReturn:
+        """Go on for ever."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fd in self._selector.get_map():  # another event of this turn may have ended it
+                    key.data()
+
+    def _take_task(self) -> None:
+        client, _ = self._tasks.accept()
+        fds = array.array("i")
+        text = b""
+        while not text.endswith(b"\n"):
+            part, ancillary, _, _ = client.recvmsg(1 << 16, socket.CMSG_SPACE(2 * fds.itemsize))
+            for _, _, data in ancillary:
+                fds.frombytes(data)
+            text += part
+        task = json.loads(text)
+        os.environ.update(task["environment"])  # the same for all tasks of a guest
+        self._fork(client, dict(zip((1, 2), fds, strict=True)), lambda: FUNCTIONS[task["do"]](**task["arguments"]))
+        for fd in fds:
+            os.close(fd)
+
+    def _take_question(self) -> None:
+        client, _ = self._questions.accept()
+        pool = client.recv(QUESTION_BYTES).decode().strip()
+        words = ["info", "--json", "--pool", pool]
+        self._fork(client, {1: client.fileno()}, lambda: tasks.command(words=words))
+
+    def _fork(self, client: socket.socket, outputs: dict[int, int], act: Callable[[], int]) -> None:
+        if not (pid := os.fork()):
+            for one in (self._selector, self._tasks, self._questions):
+                one.close()
+            become(outputs, act)
+        pidfd = os.pidfd_open(pid)
+        watched = {client, pidfd}
+
+        def gone() -> None:
+            self._selector.unregister(client)
+            watched.remove(client)
+            if pidfd in watched:
+                os.kill(pid, signal.SIGKILL)
+
+        def ended() -> None:
+            for one in watched:
+                self._selector.unregister(one)
+            watched.clear()
+            os.close(pidfd)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            with suppress(OSError):  # it went away
+                if 2 in outputs:
+                    client.send(b"%d\n" % (code if code >= 0 else 128 - code))
+                client.shutdown(socket.SHUT_RDWR)  # of which other children have copies
+            client.close()
+
+        self._selector.register(client, selectors.EVENT_READ, gone)
+        self._selector.register(pidfd, selectors.EVENT_READ, ended)
+
+
+if __name__ == "__main__":
+    zygote = Zygote()
+    print("ready", flush=True)
+    zygote.serve()
