@@ -7,32 +7,23 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from ClusterShell.Task import task_self
-from ClusterShell.Worker.Exec import ExecWorker
 
 from engramdax import fleet
 from engramdax.errors import EngramdaxError, ParameterError
-from engramdax.fleet import nodes_of, run_on
+from engramdax.fleet import Answered, Fleet, nodes_of, run_on
 from engramdax.health.finding import State
-from engramdax.health.hosts import Answered, Comparison, examine_hosts
+from engramdax.health.hosts import Comparison, examine_hosts
 
 ENGRAMDAX = f"{shlex.quote(sys.executable)} -m engramdax"
 
 
-@pytest.fixture(autouse=True)
-def _local_worker() -> Iterator[None]:
-    """Let ClusterShell start here what it would send to hosts, as its configuration (distant_workername) can say."""
-    task = task_self()
-    before = task.default("distant_worker")
-    task.set_default("distant_worker", ExecWorker)
-    yield
-    task.set_default("distant_worker", before)
+pytestmark = pytest.mark.usefixtures("local_nodes")
 
 
 @pytest.fixture
@@ -56,7 +47,7 @@ def case(**hosts: str) -> str:
 
 def test_hosts_that_see_one_pool_are_ok(pool: Path) -> None:
     options = ["--pool", str(pool), "--skip", "pool.bandwidth", "--skip", "pool.latency"]
-    comparison = examine_hosts(["left", "right"], options, program=ENGRAMDAX, seconds=120)
+    comparison = examine_hosts(Fleet("left,right", ENGRAMDAX, timeout=120), options)
     assert by_host(comparison) == {"left": Answered.REPORT, "right": Answered.REPORT}
     assert comparison.state is State.OK
     assert [a.report.pool.name for a in comparison.answers if a.report and a.report.pool] == ["pool0", "pool0"]
@@ -74,7 +65,7 @@ def test_each_bad_answer_is_a_row_and_the_others_stay_ok(pool: Path) -> None:
         error="echo no permission >&2; exit 1",
     )
     hosts = ["good", "slow", "rubbish", "binary", "json", "silent", "missing", "dies", "error"]
-    comparison = examine_hosts(hosts, ["--pool", str(pool)], program=program, seconds=20)
+    comparison = examine_hosts(Fleet(",".join(hosts), program, timeout=20), ["--pool", str(pool)])
     assert by_host(comparison) == {
         "good": Answered.REPORT,
         "slow": Answered.TIMEOUT,
@@ -91,7 +82,7 @@ def test_each_bad_answer_is_a_row_and_the_others_stay_ok(pool: Path) -> None:
     assert "<html>502</html>" in problems["rubbish"]
     assert "no permission" in problems["error"]
     assert comparison.state is State.UNKNOWN
-    assert comparison.answers[0].state is State.OK
+    assert {a.host: a.state for a in comparison.answers}["good"] is State.OK
 
 
 def test_hosts_that_hang_cost_their_timeout_once() -> None:
@@ -109,7 +100,7 @@ def test_host_that_says_too_much_is_cut_off_alone(monkeypatch: pytest.MonkeyPatc
 
 def test_words_around_a_report_do_no_harm(pool: Path) -> None:
     program = f"sh -c 'echo Welcome to [node]; echo; exec {ENGRAMDAX} \"$@\"' sh"
-    comparison = examine_hosts(["left"], ["--pool", str(pool)], program=program, seconds=60)
+    comparison = examine_hosts(Fleet("left", program, timeout=60), ["--pool", str(pool)])
     assert by_host(comparison) == {"left": Answered.REPORT}
 
 
@@ -124,7 +115,7 @@ def test_host_that_was_behind_for_a_moment_is_asked_again(pool: Path, tmp_path: 
     old.write_text(done.stdout.replace('"generation": 3', '"generation": 2'))
     mark = tmp_path / "asked"
     program = case(late=f'if [ -e {mark} ]; then exec {ENGRAMDAX} "$@"; fi; touch {mark}; cat {old}')
-    comparison = examine_hosts(["early", "late"], ["--pool", str(pool)], program=program, seconds=60)
+    comparison = examine_hosts(Fleet("early,late", program, timeout=60), ["--pool", str(pool)])
     assert mark.exists()
     assert not [f for f in comparison.findings if f.probe == "hosts.generation" and f.state is not State.OK]
 
@@ -166,7 +157,7 @@ def test_64_hosts_cost_little_more_than_64_single_runs(pool: Path, tmp_path: Pat
             subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
 
     alone, _ = seconds(single)
-    together, comparison = seconds(lambda: examine_hosts(nodes_of("node[1-64]"), options, program=own, seconds=280))
+    together, comparison = seconds(lambda: examine_hosts(Fleet("node[1-64]", own, timeout=280), options))
     assert set(by_host(comparison).values()) == {Answered.REPORT}
     assert comparison.state is State.OK
     # 1.1 to 1.3 on an idle machine.
