@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS: Final = 15.0
 MOST_BYTES: Final = 16 << 20
 """What a host may say before it is cut off: a report with a thousand tables has less than one MiB."""
+LINE_COST: Final = 64
+"""Bytes that a line counts as beside its own: each is an event."""
 
 SETTING: Final = Path("/etc/engramdax/fleet.toml")
 ENVIRONMENT: Final = "ENGRAMDAX_FLEET"
@@ -194,6 +196,8 @@ def run_on(
     shell = _clustershell()
     task = shell.Task.task_self()
     task.set_default("stderr", True)
+    for stream in ("stdout", "stderr"):
+        task.set_default(f"{stream}_msgtree", False)  # its own copy of all that is said
     task.set_info("ssh_options", ssh_options)
     task.set_info("connect_timeout", min(float(task.info("connect_timeout") or seconds), seconds))
     handler = _handler(shell.Event.EventHandler)
@@ -239,7 +243,7 @@ def _handler(base: Any) -> Any:
 
         def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:  # noqa: ARG002
             output = self._output
-            self._bytes += len(msg) + 1
+            self._bytes += len(msg) + LINE_COST
             if self._bytes > MOST_BYTES:
                 if not output.too_much:
                     output.too_much = True
