@@ -292,6 +292,8 @@ int ed_gather(const struct ed_request *requests, uint64_t count, int threads, in
 {
     if (count == 0)
         return ED_DONE;
+    for (uint64_t r = 0; r < count; r++)
+        ed_table_count(requests[r].table, requests[r].count);
     if (count == 1 && engine == ED_TEAM && !requests->tokens &&
         requests->count * requests->table->row_bytes <= INLINE_BYTES)
         return gather_inline(requests);
@@ -356,6 +358,7 @@ struct ed_pending *ed_gather_start(const struct ed_request *request, int threads
     if (!pending)
         return NULL;
     pending->request = *request;
+    ed_table_count(request->table, request->count);
     const int worth = plan(&pending->run, &pending->request, 1, NULL);
     ed_guard_prepare();
     pending->job =
@@ -401,6 +404,7 @@ int ed_gather_calibrate(const struct ed_table *table, uint64_t samples, double *
     int64_t *ids = malloc(samples * sizeof *ids);
     uint8_t *out = malloc(samples * table->row_bytes);
     struct ed_table tuned = *table;
+    tuned.counter = NULL;
     uint64_t state = 88172645463325252u;
     double best = 0;
     int chosen = (int)table->rows_ahead;
