@@ -55,10 +55,7 @@ def health(
     Ends with 0 ok, 1 warning, 2 critical, 3 unknown: something could not be asked, or the command itself failed.
     """
     share = _share(sample, verify=verify)
-    skipped = tuple(skip or ())
-    for name in skipped:
-        if name.partition(".")[0] not in PROBES:
-            raise ParameterError(f"--skip {name} is no probe", remedy=f"they begin with {', '.join(PROBES)}")
+    skipped = check_skipped(skip)
     if hosts is not None and (fleet := chosen_fleet(hosts, timeout=timeout, program=program, ssh_options=ssh_options)):
         if prometheus is not None:
             raise ParameterError("--prometheus is for one host", remedy="let each host write its own file")
@@ -81,6 +78,14 @@ def health(
     elif prometheus is None:
         _print_report(report)
     return EXIT_CODES[report.state]
+
+
+def check_skipped(skip: list[str] | None) -> tuple[str, ...]:
+    """Give the probes that --skip names; ParameterError for what is none."""
+    for name in skip or ():
+        if name.partition(".")[0] not in PROBES:
+            raise ParameterError(f"--skip {name} is no probe", remedy=f"they begin with {', '.join(PROBES)}")
+    return tuple(skip or ())
 
 
 def _share(sample: str | None, *, verify: bool) -> float | None:
