@@ -283,6 +283,7 @@ static int gather_inline(const struct ed_request *q)
     const struct ed_range range = {q->table, q->ids, q->flags, 0, q->count, q->out};
     // A fetch cannot fault, so the first rows are under way while the system call is made.
     ed_fetch_rows(&range, FETCHED_EARLY);
+    ed_table_count(q->table, q->count);
     ed_guard_prepare();
     copy_range(&run, 0, &range, 0);
     return conclude(&run);
@@ -292,8 +293,6 @@ int ed_gather(const struct ed_request *requests, uint64_t count, int threads, in
 {
     if (count == 0)
         return ED_DONE;
-    for (uint64_t r = 0; r < count; r++)
-        ed_table_count(requests[r].table, requests[r].count);
     if (count == 1 && engine == ED_TEAM && !requests->tokens &&
         requests->count * requests->table->row_bytes <= INLINE_BYTES)
         return gather_inline(requests);
@@ -302,6 +301,8 @@ int ed_gather(const struct ed_request *requests, uint64_t count, int threads, in
         return ED_NO_MEMORY;
     struct run run;
     const int worth = plan(&run, requests, count, first_chunk);
+    for (uint64_t r = 0; r < count; r++)
+        ed_table_count(requests[r].table, requests[r].count);
     const int limit = ed_team_limit();
     threads = threads <= 0 ? worth : threads < limit ? threads : limit;
     if (engine == ED_OPENMP) {
