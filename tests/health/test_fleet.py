@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -19,6 +20,10 @@ from engramdax.errors import EngramdaxError, ParameterError
 from engramdax.fleet import Answered, Fleet, nodes_of, run_on
 from engramdax.health.finding import State
 from engramdax.health.hosts import Comparison, examine_hosts
+from engramdax.health.report import examine
+
+SINGLES = 12
+"""Single runs that those of many hosts are compared with, half of them before and half of them after."""
 
 ENGRAMDAX = f"{shlex.quote(sys.executable)} -m engramdax"
 
@@ -53,8 +58,11 @@ def test_hosts_that_see_one_pool_are_ok(pool: Path) -> None:
     assert [a.report.pool.name for a in comparison.answers if a.report and a.report.pool] == ["pool0", "pool0"]
 
 
-def test_each_bad_answer_is_a_row_and_the_others_stay_ok(pool: Path) -> None:
+def test_each_bad_answer_is_a_row_and_the_others_stay_ok(pool: Path, tmp_path: Path) -> None:
+    (tmp_path / "report").write_text(json.dumps(examine(str(pool)).to_json()))
     program = case(
+        # What the real program says, at once: the one that is slow has its whole timeout, which can be short then.
+        other=f"sh -c 'cat {tmp_path}/report'",
         slow="sleep 300",
         rubbish="echo '<html>502</html>'",
         binary="head -c 5000 /dev/urandom",
@@ -65,7 +73,7 @@ def test_each_bad_answer_is_a_row_and_the_others_stay_ok(pool: Path) -> None:
         error="echo no permission >&2; exit 1",
     )
     hosts = ["good", "slow", "rubbish", "binary", "json", "silent", "missing", "dies", "error"]
-    comparison = examine_hosts(Fleet(",".join(hosts), program, timeout=20), ["--pool", str(pool)])
+    comparison = examine_hosts(Fleet(",".join(hosts), program, timeout=4), ["--pool", str(pool)])
     assert by_host(comparison) == {
         "good": Answered.REPORT,
         "slow": Answered.TIMEOUT,
@@ -78,7 +86,7 @@ def test_each_bad_answer_is_a_row_and_the_others_stay_ok(pool: Path) -> None:
         "error": Answered.FAILED,
     }
     problems = {a.host: a.problem for a in comparison.answers}
-    assert "no answer within 20 s" in problems["slow"]
+    assert "no answer within 4 s" in problems["slow"]
     assert "<html>502</html>" in problems["rubbish"]
     assert "no permission" in problems["error"]
     assert comparison.state is State.UNKNOWN
@@ -152,13 +160,14 @@ def test_64_hosts_cost_little_more_than_64_single_runs(pool: Path, tmp_path: Pat
     environment = {**os.environ, "ENGRAMDAX_STATE_DIR": f"{tmp_path}/s", "ENGRAMDAX_RUN_DIR": f"{tmp_path}/r"}
     command = [sys.executable, "-m", "engramdax", "health", "--json", *options]
 
-    def single() -> None:
-        for _ in range(64):
+    def singles() -> None:
+        for _ in range(SINGLES // 2):
             subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
 
-    alone, _ = seconds(single)
+    before, _ = seconds(singles)
     together, comparison = seconds(lambda: examine_hosts(Fleet("node[1-64]", own, timeout=280), options))
+    after, _ = seconds(singles)
     assert set(by_host(comparison).values()) == {Answered.REPORT}
     assert comparison.state is State.OK
-    # 1.1 to 1.3 on an idle machine.
-    print(f"64 hosts together: {together / alone:.2f} times 64 single runs")
+    # 1.1 to 1.2 also on a busy machine.
+    assert together / 64 <= 1.3 * (before + after) / SINGLES
