@@ -42,6 +42,7 @@ SLOT_BYTES: Final = 256
 SLOTS: Final = 255
 PAGE_BYTES: Final = SLOT_BYTES * (1 + SLOTS)
 MODE: Final = 0o644
+TRIES: Final = 8
 
 HEADER: Final = struct.Struct("<8s I I I 4x d 16s")
 """Magic, version, slots, process id, when the page was made (seconds since 1970), name of the command."""
@@ -195,7 +196,7 @@ def _make_file() -> tuple[Path, int]:
     for path in folder.iterdir():
         if (fd := open_page(path)) is not None:
             os.close(fd)
-    while True:
+    for _ in range(TRIES):
         path = folder / f"{os.getpid()}-{secrets.token_hex(4)}"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
         try:
@@ -204,14 +205,18 @@ def _make_file() -> tuple[Path, int]:
                 raise OSError(f"{folder} is on a network file system")
             # Really there: a store to a hole of a full file system would be a SIGBUS.
             os.posix_fallocate(fd, 0, PAGE_BYTES)
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            if os.fstat(fd).st_nlink:
-                return path, fd
+            with suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(fd).st_nlink:
+                    return path, fd
         except BaseException:
             path.unlink(missing_ok=True)
             os.close(fd)
             raise
-        os.close(fd)  # somebody took it for a dead process's before it was locked
+        # Somebody took it for a dead process's before it was locked. Not waited for: anybody may hold such a lock.
+        path.unlink(missing_ok=True)
+        os.close(fd)
+    raise OSError(f"no page in {folder} could be locked")
 
 
 def open_page(path: Path) -> int | None:
