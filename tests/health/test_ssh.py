@@ -166,7 +166,7 @@ def test_each_way_not_to_answer_is_told_and_a_hang_costs_its_timeout_once(
     # What the real program says, at once: the ones that hang have their whole timeout, which can be short then.
     network.sshd("good", f"cat {tmp_path}/report")
     network.sshd("garbage", "head -c 3000 /dev/urandom")
-    network.sshd("hangs", "sleep 300")
+    network.sshd("hangs", "exec sleep 60")
     network.sshd("missing", "exec engramdax-is-not-here")
     network.knows("stopped", free_port())
     network.speaks("nobanner", b"")
@@ -196,7 +196,7 @@ def test_each_way_not_to_answer_is_told_and_a_hang_costs_its_timeout_once(
 
 def test_sshd_that_dies_meanwhile_is_a_failure(network: Network, answer: str) -> None:
     network.sshd("good", answer)
-    network.sshd("dies", "kill $PPID; sleep 300")
+    network.sshd("dies", "kill $PPID; exec sleep 60")
     code, document = network.health("good,dies", "--skip", "pool.bandwidth", "--timeout", "30")
     assert code == 3
     assert answered(document)["good"] == "report"

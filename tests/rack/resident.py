@@ -22,7 +22,7 @@ SOCKET: Final = "/run/engramdax-resident"
 SECONDS: Final = 200.0
 
 SERVER_PROGRAM: Final = f"""
-import contextlib, os, signal, socket, sys
+import contextlib, os, signal, socket, sys, traceback
 from ClusterShell import Event, NodeSet, Task
 from ClusterShell.Worker import Ssh
 import engramdax
@@ -58,6 +58,9 @@ while True:
         sys.stdout.flush()
         sys.stderr.flush()
         client.sendall(b"%d" % code)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
     finally:
         os._exit(code)
 """
