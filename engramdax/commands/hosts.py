@@ -49,6 +49,7 @@ def list_hosts(
     with Pool(resolve(pool)) as opened:
         directory, shared, name, uuid = opened.directory, opened.superblock.shared, opened.name, str(opened.uuid)
     attached: dict[str, tuple[Reader, ...]] = {}
+    del opened  # with its mapping: this process is no reader
     fleet = chosen_fleet(hosts, timeout=timeout, program=program, ssh_options=ssh_options)
     if fleet is not None:
         options = ["--pool", uuid, *(word for group in NOT_READERS for word in ("--skip", group))]

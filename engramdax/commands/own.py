@@ -12,7 +12,6 @@ from engramdax.commands.output import JsonOption, PoolOption, print_json, print_
 from engramdax.errors import FormatError, ParameterError, RefusedError
 from engramdax.pool.access import LocalAccess
 from engramdax.pool.ownership import release, standing, take_over
-from engramdax.pool.peers import CHANNEL
 from engramdax.pool.proof import other_hosts
 from engramdax.pool.records import resolve
 from engramdax.pool.volume import read_superblock
@@ -184,7 +183,7 @@ def _take_over(path: Path, peers: Peers | None, *, fenced: bool, as_json: bool) 
         for host in done.writing:
             print_line(f"  {host.name} ({host.id}) has a writer: repeat this when it has ended")
         for host in done.silent:
-            print_line(f"  {host.name} ({host.id}) did not answer: {CHANNEL}, or say --fenced if it is off")
+            print_line(f"  {host.name} ({host.id}) did not answer; say --fenced if it is off")
         for problem in _problems(access, done.silent):
             print_line(printable(f"  {problem}"))
     return 0 if done.proven else 1
@@ -239,7 +238,7 @@ def reclaim(
     if proof is not None and proof.here is None:
         print_line("only root sees all processes that map the device: `sudo engramdax reclaim`")
     for host in silent:
-        print_line(f"host {host.name} ({host.id}) did not answer: {CHANNEL}")
+        print_line(f"host {host.name} ({host.id}) did not answer")
     for problem in problems:
         print_line(printable(f"  {problem}"))
     for one in holding:

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 ENVIRONMENT: Final = "ENGRAMDAX_ASK"
 TIMEOUT_SECONDS: Final = 20
 
-CHANNEL: Final = f'let the hosts be asked by ssh: --hosts NODESET, or hosts = "NODESET" in {SETTING}'
-"""What helps where hosts do not answer."""
+UNASKED: Final = f'nothing says how to ask: give --hosts NODESET, or write hosts = "NODESET" into {SETTING}'
 
 
 class Answer(NamedTuple):
@@ -59,7 +58,7 @@ class Peers(Protocol):
 class NoPeers:
     """No channel: nobody answers."""
 
-    problems = ()
+    problems = (UNASKED,)
 
     def ask(self, hosts: Sequence[Host], pool: UUID) -> dict[Host, Answer | None]:
         """Give no answers."""
@@ -105,6 +104,9 @@ class FleetPeers:
             # Two nodes with one id, a clone or one host by two names: what holds of one of them holds.
             before = found.get(host, Answer((), writing=False))
             found[host] = Answer((*before.pinned, *answer.pinned), before.writing or answer.writing)
+        missing = [host.name for host in hosts if host.id not in found]
+        if missing and not self.problems:
+            self.problems.append(f"no node of {self._fleet.hosts} says that it is {' or '.join(missing)}")
         return {host: found.get(host.id) for host in hosts}
 
 
@@ -114,7 +116,7 @@ class CommandPeers:
     `template` is split as a shell would, then {host}, {id} and {pool} are filled in. ParameterError where it cannot be.
     """
 
-    problems = ()
+    problems = (f"the command in {ENVIRONMENT} gave no answer of it",)
 
     def __init__(self, template: str) -> None:
         try:

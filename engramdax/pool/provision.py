@@ -30,7 +30,6 @@ from engramdax.host import host_id, host_name, run_dir
 from engramdax.locks import WriterLock, who_reads
 from engramdax.pool.access import LocalAccess
 from engramdax.pool.contents import Contents, State, contents
-from engramdax.pool.peers import CHANNEL
 from engramdax.pool.proof import other_hosts
 from engramdax.pool.records import Record, forget_record, record_of, write_record
 from engramdax.pool.steps import Step
@@ -261,7 +260,7 @@ def _check_elsewhere(access: LocalAccess, superblock: Superblock, directory: Dir
         raise RefusedError(
             f"{what} has other hosts admitted: {', '.join(host.name for host in others)}, and {', '.join(silent)} did "
             f"not answer that nobody has it open there{said}",
-            remedy=f"{CHANNEL}; or `engramdax deprovision` there and `engramdax hosts forget` here, or say --force",
+            remedy="`engramdax deprovision` there and `engramdax hosts forget` here, or say --force",
         )
     if used := [host.name for host, answer in answers.items() if answer and (answer.pinned or answer.writing)]:
         raise RefusedError(f"{what} is open on {', '.join(used)}", remedy="end its readers there, or say --force")

@@ -88,7 +88,8 @@ def test_hosts_are_known_by_what_they_say_and_not_by_their_nodes(told: Told) -> 
     told.says("node2", "beta", writing=True)
     answers, peers = told.ask("node[1-2]", "beta", "gamma", "alpha")
     assert answers == {"beta": Answer((), writing=True), "gamma": Answer((7,), writing=False), "alpha": None}
-    assert peers.problems == []
+    assert peers.problems == ["no node of node[1-2] says that it is alpha"]
+    assert told.ask("node[1-2]", "beta")[1].problems == []
 
 
 def test_what_is_no_answer_is_none_and_told(told: Told) -> None:
@@ -250,7 +251,9 @@ def test_file_that_says_something_else_is_named(
 
 def test_nobody_is_asked_where_nothing_is_set(monkeypatch: pytest.MonkeyPatch, shared: SharedPool) -> None:
     host = Host(shared.ids["beta"], "beta")
-    assert configured_peers().ask([host], uuid_of(shared)) == {host: None}
+    peers = configured_peers()
+    assert peers.ask([host], uuid_of(shared)) == {host: None}
+    assert "give --hosts NODESET" in peers.problems[0]
 
 
 def test_hosts_that_cannot_be_asked_are_an_error_of_the_command(shared: SharedPool) -> None:
