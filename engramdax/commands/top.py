@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import select
+import signal
 import sys
 import termios
 import threading
@@ -110,6 +111,8 @@ def _watch(view: View, interval: float) -> None:
                 return
 
     threading.Thread(target=look_again, daemon=True).start()
+    # The terminal has to be put back, whoever ends this.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console(highlight=False, markup=False)
     try:
         with _keys() as pressed, Live(screen(view), console=console, screen=True, auto_refresh=False) as live:
@@ -120,6 +123,7 @@ def _watch(view: View, interval: float) -> None:
         pass
     finally:
         ended.set()
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

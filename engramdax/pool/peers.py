@@ -92,14 +92,14 @@ class FleetPeers:
         for output in outputs:
             try:
                 host, answer = _read(output.document("here"), pool)
-            except NoAnswerError as e:
+            except NoAnswerError as e:  # said nothing, or what proves nothing
                 problem = f"{output.host}: {e.problem}"
                 self.problems.append(problem)
                 if e.answered is Answered.TIMEOUT:
                     self._slow[output.host] = problem
                 continue
             except _UNREADABLE as e:
-                self.problems.append(f"{output.host}: {e or 'what it said is no answer'}")
+                self.problems.append(f"{output.host}: what it said is no answer: {e!r}")
                 continue
             # Two nodes with one id, a clone or one host by two names: what holds of one of them holds.
             before = found.get(host, Answer((), writing=False))
@@ -140,7 +140,7 @@ class CommandPeers:
         try:
             done = subprocess.run(words, capture_output=True, timeout=TIMEOUT_SECONDS, check=True)
             answering, answer = _read(json.loads(done.stdout), pool)
-        except (OSError, subprocess.SubprocessError, *_UNREADABLE):
+        except (OSError, subprocess.SubprocessError, NoAnswerError, *_UNREADABLE):
             return None
         return answer if answering == host.id else None
 
@@ -149,15 +149,18 @@ _UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError, Recursion
 
 
 def _read(value: Any, pool: UUID) -> tuple[UUID, Answer]:
-    """Read what `engramdax info --json` says: which host that is, and its answer. One of _UNREADABLE for none."""
+    """Read what `engramdax info --json` says: which host that is, and its answer.
+
+    NoAnswerError for what is no answer of this pool, one of _UNREADABLE for what is none at all.
+    """
     if UUID(value["uuid"]) != pool:
-        raise ValueError(f"it sees pool {value['uuid']} there")
+        raise NoAnswerError(Answered.RUBBISH, f"it sees pool {value['uuid']} there")
     here = value["here"]
     if here is None:
-        raise ValueError("engramdax is not root there: nobody else sees who maps the device")
+        raise NoAnswerError(Answered.FAILED, "engramdax is not root there: nobody else sees who maps the device")
     pinned = tuple(here["pinned"])
     if any(type(n) is not int or n < 0 for n in pinned) or type(here["writing"]) is not bool:
-        raise ValueError("what it said of its processes is no answer")
+        raise ValueError("a generation or a flag is none")
     return UUID(here["host"]), Answer(pinned, here["writing"])
 
 

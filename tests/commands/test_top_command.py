@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -155,18 +157,24 @@ def test_terminal_shows_the_rates_of_a_gather_that_runs(gathering: subprocess.Po
     terminal.screen_with(lambda screen: not any(line.split()[-1:] == [words[-1]] for line in screen.splitlines()))
 
     terminal.tmux("send-keys", "q")
-    screen = terminal.screen_with(lambda screen: "ended with" in screen)
+    screen = terminal.screen_with(lambda screen: " echo " in screen)
     assert "ended with 0" in screen
     assert " icanon " in screen
-    assert " echo " in screen
 
 
-def test_ctrl_c_ends_it_without_an_error(terminal: Terminal) -> None:
+@pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM"])
+def test_signal_ends_it_without_an_error_and_puts_the_terminal_back(terminal: Terminal, how: str) -> None:
     terminal.screen_with(lambda screen: "health ok" in screen)
-    terminal.tmux("send-keys", "C-c")
-    screen = terminal.screen_with(lambda screen: "ended with" in screen)
+    if how == "Ctrl-C":
+        terminal.tmux("send-keys", "C-c")
+    else:
+        (shell,) = terminal.tmux("list-panes", "-F", "#{pane_pid}").split()
+        (top,) = Path(f"/proc/{shell}/task/{shell}/children").read_text().split()
+        os.kill(int(top), signal.SIGTERM)
+    screen = terminal.screen_with(lambda screen: " echo " in screen)
     assert "ended with 0" in screen
     assert "interrupted" not in screen
+    assert " icanon " in screen
 
 
 def test_json_is_one_document(process: Callable[..., Outcome], pool: Path) -> None:

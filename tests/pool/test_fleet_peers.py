@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -96,17 +97,19 @@ def test_what_is_no_answer_is_none_and_told(told: Told) -> None:
     told.says("other", "beta", uuid="11111111-2222-4333-8444-555555555555")
     told.says("user", "beta", here=None)
     told.says("odd", "beta", here={"host": "x", "pinned": [-1], "writing": False})
+    told.does("list", "echo '[{\"here\": []}]'")
     told.does("refuses", "echo engramdax: this host is not admitted >&2; exit 3")
     told.does("rubbish", "echo '<html>'")
-    answers, peers = told.ask("odd,other,refuses,rubbish,user", "beta")
+    answers, peers = told.ask("list,odd,other,refuses,rubbish,user", "beta")
     assert answers == {"beta": None}
     said = "\n".join(peers.problems)
     for words in (
         "other: it sees pool 11111111-",
         "user: engramdax is not root there",
-        "odd: what it said of its processes is no answer",
+        "odd: what it said is no answer: ValueError(",
         "refuses: exit code 3: engramdax: this host is not admitted",
         "rubbish: what it said is no report: <html>",
+        "list: what it said is no answer: KeyError('uuid')",
     ):
         assert words in said
 
@@ -263,3 +266,18 @@ def test_hosts_that_cannot_be_asked_are_an_error_of_the_command(shared: SharedPo
         assert run(["own", "--take-over", *pool, "--hosts", "@"]) == 2
         assert run(["deprovision", *pool, "--hosts", "a", "--timeout", "0"]) == 2
     assert shared.path.exists()
+
+
+def test_without_clustershell_nobody_answers_and_a_command_that_names_hosts_fails(
+    shared: SharedPool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("ClusterShell", "ClusterShell.Event"):
+        monkeypatch.setitem(sys.modules, name, None)
+    setting = shared.folder / "fleet.toml"
+    setting.write_text("hosts = 'a'\n")
+    with shared.on("alpha"):
+        assert run(["reclaim", "--pool", str(shared.path), "--hosts", "a"]) == 1
+        assert "ClusterShell is not installed; pip install 'engramdax[fleet]'" in capsys.readouterr().err
+        monkeypatch.setenv("ENGRAMDAX_FLEET", str(setting))
+        with pytest.warns(RuntimeWarning, match="ClusterShell is not installed"):
+            assert not isinstance(configured_peers(), FleetPeers)
