@@ -30,7 +30,7 @@ from engramdax.errors import EngramdaxError
 from engramdax.host import SYSTEM_RUN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 USERS: Final = Path("/run/user")
 """Where users who may not write to the system's run directory have theirs."""
@@ -91,10 +91,10 @@ class Snapshot:
     activities: tuple[Activity, ...]
 
     @classmethod
-    def take(cls, folders: Sequence[Path] | None = None) -> Snapshot:
+    def take(cls) -> Snapshot:
         """Read all pages but this process's own; those of dead processes are removed."""
         found = []
-        for folder in _folders() if folders is None else folders:
+        for folder in _folders():
             try:
                 paths = sorted(folder.iterdir())
             except OSError:

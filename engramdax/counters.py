@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import os
+import re
 import secrets
 import stat
 import struct
@@ -41,6 +42,7 @@ VERSION: Final = 1
 SLOT_BYTES: Final = 256
 SLOTS: Final = 255
 PAGE_BYTES: Final = SLOT_BYTES * (1 + SLOTS)
+PAGE_NAME: Final = re.compile(r"\d+-[0-9a-f]{8}")
 MODE: Final = 0o644
 TRIES: Final = 8
 
@@ -221,6 +223,8 @@ def _make_file() -> tuple[Path, int]:
 
 def open_page(path: Path) -> int | None:
     """Open a living process's page for reading; one of a dead process is removed, and of anything else None given."""
+    if not PAGE_NAME.fullmatch(path.name):
+        return None
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:  # gone meanwhile, or no file of ours
@@ -232,8 +236,8 @@ def open_page(path: Path) -> int | None:
     except OSError:
         os.close(fd)
         return None
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        with suppress(OSError):  # of another user
+    with suppress(OSError):  # of another user
+        if stat.S_ISREG(os.fstat(fd).st_mode):
             path.unlink()
     os.close(fd)
     return None

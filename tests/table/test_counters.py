@@ -198,15 +198,18 @@ def test_rows_that_cannot_be_read_are_counted(pool: Path) -> None:
 )
 def test_a_page_that_is_none_is_passed_over(pool: Path, content: bytes) -> None:
     with gathering(pool) as process:
-        page = counters_dir() / "1-cafe"
+        page = counters_dir() / "1-cafecafe"
         page.write_bytes(content)
         hold = f"import fcntl; f = open({str(page)!r}, 'r+b'); fcntl.flock(f, fcntl.LOCK_EX)"
         process.do(hold)
-        (counters_dir() / "link").symlink_to("/etc/passwd")
-        (counters_dir() / "folder").mkdir()
-        os.mkfifo(counters_dir() / "fifo")
+        others = {name: counters_dir() / name for name in ("2-0123abcd", "3-0123abcd", "4-0123abcd", "notes")}
+        link, folder, fifo, notes = others.values()
+        link.symlink_to(pool)
+        folder.mkdir()
+        os.mkfifo(fifo)
+        notes.write_text("somebody's")
         assert [a.pid for a in Snapshot.take().activities] == [process.popen.pid]
-        assert Path("/etc/passwd").exists()
+        assert all(path.exists() for path in (pool, *others.values()))
 
 
 def test_gathers_go_on_where_no_page_can_be(pool: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
