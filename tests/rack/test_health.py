@@ -31,8 +31,9 @@ pytestmark = [
 
 SECONDS = 300.0
 
-# What bounds these tests: an answer of two emulated hosts takes some 8 s, of which `cxl list --media-errors` is 3 and
-# ssh 2, and there are 13 of them. A host that hangs takes a whole timeout, so that is twice what an answer takes there.
+# What bounds these tests is the emulated processors: two boots, and 13 questions to both hosts, each of which takes 5 s
+# of one for its probes (`cxl list --media-errors` alone 3.5) beside ssh; 20 s where the machine has other work. A host
+# that hangs takes a whole timeout, so that is twice what an answer takes there.
 TIMEOUT = 60.0
 
 TOO_SLOW = "was not done after"
