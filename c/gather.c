@@ -283,6 +283,7 @@ static int gather_inline(const struct ed_request *q)
     const struct ed_range range = {q->table, q->ids, q->flags, 0, q->count, q->out};
     // A fetch cannot fault, so the first rows are under way while the system call is made.
     ed_fetch_rows(&range, FETCHED_EARLY);
+    ed_table_count(q->table, q->count);
     ed_guard_prepare();
     copy_range(&run, 0, &range, 0);
     return conclude(&run);
@@ -300,6 +301,8 @@ int ed_gather(const struct ed_request *requests, uint64_t count, int threads, in
         return ED_NO_MEMORY;
     struct run run;
     const int worth = plan(&run, requests, count, first_chunk);
+    for (uint64_t r = 0; r < count; r++)
+        ed_table_count(requests[r].table, requests[r].count);
     const int limit = ed_team_limit();
     threads = threads <= 0 ? worth : threads < limit ? threads : limit;
     if (engine == ED_OPENMP) {
@@ -356,6 +359,7 @@ struct ed_pending *ed_gather_start(const struct ed_request *request, int threads
     if (!pending)
         return NULL;
     pending->request = *request;
+    ed_table_count(request->table, request->count);
     const int worth = plan(&pending->run, &pending->request, 1, NULL);
     ed_guard_prepare();
     pending->job =
@@ -401,6 +405,7 @@ int ed_gather_calibrate(const struct ed_table *table, uint64_t samples, double *
     int64_t *ids = malloc(samples * sizeof *ids);
     uint8_t *out = malloc(samples * table->row_bytes);
     struct ed_table tuned = *table;
+    tuned.counter = NULL;
     uint64_t state = 88172645463325252u;
     double best = 0;
     int chosen = (int)table->rows_ahead;

@@ -24,9 +24,21 @@ struct ed_table {
     const int64_t *head_begins; // [head_count + 1], the last equals rows; NULL where heads are unknown
     uint64_t head_count;
     uint32_t rows_ahead; // how many rows further the prefetch is; 0 for none, at most ED_MAX_AHEAD
+    // What others see of the work: each gather adds 1 << ED_CALLS_SHIFT and its rows, modulo 2^64, so that one addition
+    // counts both; a difference of two reads is exact while it stays below 2^24 calls and 2^40 rows. NULL for none.
+    uint64_t *counter;
 };
 
-enum { ED_MAX_AHEAD = 63 };
+enum {
+    ED_MAX_AHEAD = 63,
+    ED_CALLS_SHIFT = 40,
+};
+
+static inline void ed_table_count(const struct ed_table *table, uint64_t rows)
+{
+    if (table->counter)
+        __atomic_fetch_add(table->counter, (1ull << ED_CALLS_SHIFT) + rows, __ATOMIC_RELAXED);
+}
 
 enum ed_gather_flags {
     ED_IDS_64 = 1,       // ids are int64, else int32

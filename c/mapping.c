@@ -51,6 +51,12 @@ void ed_unmap(struct ed_mapping *mapping)
     mapping->length = 0;
 }
 
+int ed_map_instead(const struct ed_mapping *mapping, int fd)
+{
+    const int flags = MAP_FIXED | (fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED);
+    return mmap(mapping->address, mapping->length, PROT_READ | PROT_WRITE, flags, fd, 0) == MAP_FAILED ? -errno : 0;
+}
+
 int ed_populate(const struct ed_mapping *mapping, uint64_t offset, uint64_t length, int writable)
 {
     if (offset > mapping->length || length > mapping->length - offset)

@@ -20,6 +20,10 @@ int ed_map(int fd, uint64_t length, uint64_t align, int writable, int huge, stru
 
 void ed_unmap(struct ed_mapping *mapping);
 
+// Put another file of the same length into the place of a writable mapping, or zeros of this process alone for -1:
+// pointers into it stay good, for threads that use them meanwhile, too.
+int ed_map_instead(const struct ed_mapping *mapping, int fd);
+
 // Fault all pages of [offset, offset + length) in, for writing or for reading, in one system call.
 // A kernel before 5.14 has no such call: -EINVAL, and the pages come one by one at first touch.
 int ed_populate(const struct ed_mapping *mapping, uint64_t offset, uint64_t length, int writable);

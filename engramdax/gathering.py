@@ -211,6 +211,7 @@ def failure_of(outcome: int, requests: Sequence[tuple[Table, npt.NDArray[Any], i
         first, last = np.searchsorted(positions, (begin, begin + ids.size))
         if last > first:
             names[table.name] = None
+            table.note_unreadable(int(last - first))
             parts.append(ids.reshape(-1)[positions[first:last] - begin].astype(np.int64))
         begin += ids.size
     bad = np.concatenate(parts)

@@ -49,6 +49,14 @@ class Mapping:
         view = memoryview(ffi.buffer(self._ret.address + offset, length))
         return view if self.writable else view.toreadonly()
 
+    def replace(self, fd: int) -> None:
+        """Put another file of this length into its place, or zeros of this process alone where there is none (-1).
+
+        Views and pointers stay good. Left as it is where the kernel cannot.
+        """
+        if lib.ed_map_instead(self._ret, fd) and fd >= 0:
+            lib.ed_map_instead(self._ret, -1)
+
     def populate(self, offset: int, length: int) -> int:
         """Fault the pages of [offset, offset + length) in at once; 0 or -errno.
 

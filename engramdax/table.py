@@ -14,6 +14,7 @@ from crc32c import crc32c
 from engramdax import buffers
 from engramdax._core import ffi, lib
 from engramdax.checksums import BadBlock, verify_blocks
+from engramdax.counters import counter_of
 from engramdax.errors import DamagedTableError, ParameterError, RowIdError
 from engramdax.format.geometry import Extent
 from engramdax.gathering import Gatherer, Prefetch, engine_number, failure_of, thread_count
@@ -72,6 +73,7 @@ class Table:
         native = len(fields) == 1 and fields[0].dtype in NATIVE_DTYPES
         self._dtype: np.dtype[Any] = np.dtype(fields[0].dtype if native else np.uint8)
         self._items = entry.layout.row_bytes // self._dtype.itemsize
+        self._counter = counter_of(attachment.superblock.pool, entry)
         self._make_core_table()
 
     @property
@@ -396,6 +398,7 @@ class Table:
         core.spans, core.span_count = self._spans, len(spans)
         core.head_begins, core.head_count = self._begins, len(self.heads or ())
         core.rows_ahead = self._attachment.rows_ahead(core)
+        core.counter = self._counter.address if self._counter else ffi.NULL
         self._core = core
 
     def _flags(self, ids: npt.NDArray[Any], *, per_head: bool, invalid: str) -> int:
@@ -438,6 +441,11 @@ class Table:
         if np.may_share_memory(result, id_array):
             raise ParameterError("out overlaps ids", remedy="give two separate buffers")
         return id_array, result, self._flags(id_array, per_head=per_head, invalid=invalid)
+
+    def note_unreadable(self, rows: int) -> None:
+        """Count rows that could not be read."""
+        if self._counter:
+            self._counter.add_unreadable(rows)
 
     def bad_id(self, ids: npt.NDArray[Any], position: int, *, per_head: bool) -> RowIdError:
         """Give the error that names the id at flat `position`."""

@@ -14,6 +14,8 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
+from ClusterShell.Task import task_self
+from ClusterShell.Worker.Exec import ExecWorker
 
 from engramdax import hugepages
 from engramdax.format.directory import TableEntry
@@ -38,6 +40,8 @@ def _own_host(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setenv("ENGRAMDAX_STATE_DIR", str(host / "state"))
     monkeypatch.setenv("ENGRAMDAX_RUN_DIR", str(host / "run"))
     monkeypatch.delenv("ENGRAMDAX_POOL", raising=False)
+    monkeypatch.delenv("ENGRAMDAX_ASK", raising=False)
+    monkeypatch.setenv("ENGRAMDAX_FLEET", "")
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # which hides output that is lost at the end
 
 
@@ -55,6 +59,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("figures")
         for line in sorted(lines):
             terminalreporter.line(line)
+
+
+@pytest.fixture
+def local_nodes() -> Iterator[None]:
+    """Let ClusterShell start here what it would send to hosts, as its configuration (distant_workername) can say."""
+    task = task_self()
+    before = task.default("distant_worker")
+    task.set_default("distant_worker", ExecWorker)
+    yield
+    task.set_default("distant_worker", before)
 
 
 @pytest.fixture

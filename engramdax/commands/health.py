@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from engramdax.commands.fleet import HostsOption, ProgramOption, SshOption, TimeoutOption
 from engramdax.commands.output import (
     JsonOption,
     PoolOption,
@@ -20,23 +21,11 @@ from engramdax.commands.output import (
 )
 from engramdax.commands.show import share_of
 from engramdax.errors import ParameterError
-from engramdax.fleet import TIMEOUT_SECONDS, nodes_of
+from engramdax.fleet import chosen_fleet
 from engramdax.health.finding import EXIT_CODES, Finding, State
 from engramdax.health.hosts import Answer, Comparison, examine_hosts
 from engramdax.health.report import PROBES, Report, examine
 
-HostsOption = Annotated[
-    str | None, typer.Option("--hosts", metavar="NODESET", help="Ask these hosts by ssh: node[1-8], @group.")
-]
-TimeoutOption = Annotated[
-    float, typer.Option("--timeout", metavar="SECONDS", help="With --hosts: how long one may take.")
-]
-ProgramOption = Annotated[
-    str, typer.Option("--program", metavar="COMMAND", help="With --hosts: how engramdax is started there.")
-]
-SshOption = Annotated[
-    str, typer.Option("--ssh-options", metavar="OPTIONS", help="With --hosts: what ssh is given, such as '-l admin'.")
-]
 SkipOption = Annotated[
     list[str] | None,
     typer.Option("--skip", metavar="PROBE", help="Leave a probe out, such as memdev.health, or a group. Repeatable."),
@@ -52,9 +41,9 @@ def health(
     ] = None,
     skip: SkipOption = None,
     hosts: HostsOption = None,
-    timeout: TimeoutOption = TIMEOUT_SECONDS,
-    program: ProgramOption = "engramdax",
-    ssh_options: SshOption = "",
+    timeout: TimeoutOption = None,
+    program: ProgramOption = None,
+    ssh_options: SshOption = None,
     prometheus: Annotated[
         Path | None,
         typer.Option("--prometheus", metavar="FILE", help="Write metrics for node_exporter's textfile collector."),
@@ -66,17 +55,14 @@ def health(
     Ends with 0 ok, 1 warning, 2 critical, 3 unknown: something could not be asked, or the command itself failed.
     """
     share = _share(sample, verify=verify)
-    skipped = tuple(skip or ())
-    for name in skipped:
-        if name.partition(".")[0] not in PROBES:
-            raise ParameterError(f"--skip {name} is no probe", remedy=f"they begin with {', '.join(PROBES)}")
-    if hosts is not None:
+    skipped = check_skipped(skip)
+    if hosts is not None and (fleet := chosen_fleet(hosts, timeout=timeout, program=program, ssh_options=ssh_options)):
         if prometheus is not None:
             raise ParameterError("--prometheus is for one host", remedy="let each host write its own file")
         options = [*_option("--pool", pool), *_option("--sample", sample), *(["--verify"] if verify else [])]
         for name in skipped:
             options += ["--skip", name]
-        comparison = examine_hosts(nodes_of(hosts), options, program=program, seconds=timeout, ssh_options=ssh_options)
+        comparison = examine_hosts(fleet, options)
         if as_json:
             print_json(comparison.to_json())
         else:
@@ -92,6 +78,14 @@ def health(
     elif prometheus is None:
         _print_report(report)
     return EXIT_CODES[report.state]
+
+
+def check_skipped(skip: list[str] | None) -> tuple[str, ...]:
+    """Give the probes that --skip names; ParameterError for what is none."""
+    for name in skip or ():
+        if name.partition(".")[0] not in PROBES:
+            raise ParameterError(f"--skip {name} is no probe", remedy=f"they begin with {', '.join(PROBES)}")
+    return tuple(skip or ())
 
 
 def _share(sample: str | None, *, verify: bool) -> float | None:

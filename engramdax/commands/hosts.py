@@ -9,10 +9,10 @@ from uuid import UUID
 
 import typer
 
-from engramdax.commands.health import HostsOption, ProgramOption, SshOption, TimeoutOption
+from engramdax.commands.fleet import HostsOption, ProgramOption, SshOption, TimeoutOption
 from engramdax.commands.output import JsonOption, PoolOption, print_grid, print_json, print_line, printable
 from engramdax.errors import ParameterError
-from engramdax.fleet import TIMEOUT_SECONDS, nodes_of
+from engramdax.fleet import chosen_fleet
 from engramdax.health.hosts import examine_hosts
 from engramdax.health.readers import Reader
 from engramdax.host import host_id
@@ -35,9 +35,9 @@ def list_hosts(
     *,
     pool: PoolOption = None,
     hosts: HostsOption = None,
-    timeout: TimeoutOption = TIMEOUT_SECONDS,
-    program: ProgramOption = "engramdax",
-    ssh_options: SshOption = "",
+    timeout: TimeoutOption = None,
+    program: ProgramOption = None,
+    ssh_options: SshOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the hosts that a shared pool admits, or admit and forget one.
@@ -49,9 +49,11 @@ def list_hosts(
     with Pool(resolve(pool)) as opened:
         directory, shared, name, uuid = opened.directory, opened.superblock.shared, opened.name, str(opened.uuid)
     attached: dict[str, tuple[Reader, ...]] = {}
-    if hosts is not None:
+    del opened  # with its mapping: this process is no reader
+    fleet = chosen_fleet(hosts, timeout=timeout, program=program, ssh_options=ssh_options)
+    if fleet is not None:
         options = ["--pool", uuid, *(word for group in NOT_READERS for word in ("--skip", group))]
-        asked = examine_hosts(nodes_of(hosts), options, program=program, seconds=timeout, ssh_options=ssh_options)
+        asked = examine_hosts(fleet, options)
         reports = [answer.report for answer in asked.answers if answer.report is not None]
         attached = {r.host_id: r.readers for r in reports if r.host_id and r.pool is not None and r.pool.uuid == uuid}
     if as_json:
@@ -76,10 +78,10 @@ def list_hosts(
     for host in directory.hosts:
         notes = [note for note, so in (("owner", host.id == directory.owner), ("this host", host.id == here)) if so]
         row = [printable(host.name), str(host.id), ", ".join(notes)]
-        if hosts is not None:
+        if fleet is not None:
             row.append(_readers(attached.get(str(host.id))))
         rows.append(row)
-    print_grid(["HOST", "ID", "", *(["PROCESSES"] if hosts is not None else [])], rows)
+    print_grid(["HOST", "ID", "", *(["PROCESSES"] if fleet is not None else [])], rows)
 
 
 def _readers(found: tuple[Reader, ...] | None) -> str:

@@ -32,6 +32,7 @@ from engramdax.commands import (
     provision,
     repair,
     show,
+    top,
     trace,
     udev,
 )
@@ -82,7 +83,7 @@ def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
     return run_command
 
 
-for module in (discover, provision, load, show, repair, own, gather, trace, health, demo):
+for module in (discover, provision, load, show, repair, own, gather, trace, health, top, demo):
     for command in module.COMMANDS:
         app.command()(_interruptible(command))
 for group in (hosts, hot, udev, bench):

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from engramdax.commands.output import JsonOption, PoolOption, print_json, print_line, size_text
+from engramdax.commands.fleet import HostsOption, ProgramOption, SshOption, TimeoutOption, chosen_peers
+from engramdax.commands.output import JsonOption, PoolOption, print_json, print_line, printable, size_text
 from engramdax.errors import FormatError, ParameterError, RefusedError
 from engramdax.pool.access import LocalAccess
 from engramdax.pool.ownership import release, standing, take_over
-from engramdax.pool.peers import ENVIRONMENT
 from engramdax.pool.proof import other_hosts
 from engramdax.pool.records import resolve
 from engramdax.pool.volume import read_superblock
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from engramdax.format.directory import Host
+    from engramdax.pool.access import Access
     from engramdax.pool.ownership import Standing, TakeOver
+    from engramdax.pool.peers import Peers
 
 ACCOUNT: Final = (
     "its writers stop before their next step, and nobody writes the pool until every other admitted host has said "
@@ -45,6 +47,10 @@ def own(
         bool,
         typer.Option("--fenced", help="With --take-over: you know that no other host writes, the silent ones are off."),
     ] = False,
+    hosts: HostsOption = None,
+    timeout: TimeoutOption = None,
+    program: ProgramOption = None,
+    ssh_options: SshOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Tell which host writes a pool, or hand it over.
@@ -52,8 +58,8 @@ def own(
     A pool has one writer host, its owner. `own --release` on the owner gives it up: to the host named with --to;
     without that to the other admitted host if there is only one, else to any. `own --take-over` makes this host the
     owner. Where the owner did not release the pool, its writers stop at once, but this host writes nothing before every
-    other admitted host has answered that no writer lives there (ENGRAMDAX_ASK says how to ask), or you say with
-    --fenced that the hosts that do not answer are off. Saying so of a host that still writes can cost tables that are
+    other admitted host has answered that no writer lives there (--hosts says which to ask), or you say with --fenced
+    that the hosts that do not answer are off. Saying so of a host that still writes can cost tables that are
     loaded from then on.
     """
     if release_it and take:
@@ -66,7 +72,8 @@ def own(
     if release_it:
         return _release(path, to, as_json=as_json)
     if take:
-        return _take_over(path, fenced=fenced, as_json=as_json)
+        peers = chosen_peers(hosts, timeout=timeout, program=program, ssh_options=ssh_options)
+        return _take_over(path, peers, fenced=fenced, as_json=as_json)
     return _tell(path, as_json=as_json)
 
 
@@ -149,8 +156,8 @@ def _heir(others: Sequence[Host], to: str | None) -> UUID | None:
     return matches[0].id
 
 
-def _take_over(path: Path, *, fenced: bool, as_json: bool) -> int:
-    access = LocalAccess(path, writable=True)
+def _take_over(path: Path, peers: Peers | None, *, fenced: bool, as_json: bool) -> int:
+    access = LocalAccess(path, writable=True, peers=peers)
     try:
         done = take_over(access, fenced=fenced)
     except FormatError as e:
@@ -164,6 +171,7 @@ def _take_over(path: Path, *, fenced: bool, as_json: bool) -> int:
                 "before": str(done.before.directory.owner),
                 "silent": [str(host.id) for host in done.silent],
                 "writing": [str(host.id) for host in done.writing],
+                "problems": _problems(access, done.silent),
             }
         )
     elif done.before.is_owner:
@@ -175,7 +183,9 @@ def _take_over(path: Path, *, fenced: bool, as_json: bool) -> int:
         for host in done.writing:
             print_line(f"  {host.name} ({host.id}) has a writer: repeat this when it has ended")
         for host in done.silent:
-            print_line(f"  {host.name} ({host.id}) did not answer: {_channel()}, or say --fenced if it is off")
+            print_line(f"  {host.name} ({host.id}) did not answer; say --fenced if it is off")
+        for problem in _problems(access, done.silent):
+            print_line(printable(f"  {problem}"))
     return 0 if done.proven else 1
 
 
@@ -183,17 +193,34 @@ def _before(done: TakeOver) -> str:
     return done.before.directory.host_name(done.before.directory.owner)
 
 
-def _channel() -> str:
-    return f"set {ENVIRONMENT} to a command that asks it (`ssh {{host}} engramdax info --json --pool {{pool}}`)"
+def _problems(access: Access, silent: Sequence[Host]) -> list[str]:
+    """Say what stood in the way, where somebody did not answer."""
+    return list(access.peers.problems) if silent else []
 
 
-def reclaim(*, pool: PoolOption = None, as_json: JsonOption = False) -> None:
-    """Free the space of removed tables that is proven to be in no reader's hands, on any admitted host."""
-    with Writer(resolve(pool)) as writer:
+def reclaim(
+    *,
+    pool: PoolOption = None,
+    hosts: HostsOption = None,
+    timeout: TimeoutOption = None,
+    program: ProgramOption = None,
+    ssh_options: SshOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Free the space of removed tables that is proven to be in no reader's hands, on any admitted host.
+
+    Ends with 3 where some has to wait.
+    """
+    path = resolve(pool)
+    peers = chosen_peers(hosts, timeout=timeout, program=program, ssh_options=ssh_options)
+    with Writer(path, access=LocalAccess(path, writable=True, peers=peers)) as writer:
         waiting = writer.directory.retired
         free = sum(extent.length for extent in writer.free())
         proof = writer.proof if waiting else None
+        problems = _problems(writer.access, proof.silent) if proof else []
+        here = writer.access.host
     silent = proof.silent if proof else []
+    holding = proof.holding(max(r.generation for r in waiting)) if proof else []
     held = sum(extent.length for one in waiting for extent in one.extents)
     if as_json:
         print_json(
@@ -201,17 +228,23 @@ def reclaim(*, pool: PoolOption = None, as_json: JsonOption = False) -> None:
                 "free": free,
                 "waiting": [{"name": r.name, "bytes": sum(e.length for e in r.extents)} for r in waiting],
                 "silent": [str(host.id) for host in silent],
+                "holding": [str(host.id if host else here) for host in holding],
                 "looked_here": proof is None or proof.here is not None,
+                "problems": problems,
             }
         )
-        return
+        return RefusedError.exit_code if waiting else 0
     print_line(f"{size_text(free)} are free" + (f"; {size_text(held)} of removed tables wait" if held else ""))
     if proof is not None and proof.here is None:
         print_line("only root sees all processes that map the device: `sudo engramdax reclaim`")
     for host in silent:
-        print_line(f"host {host.name} ({host.id}) did not answer: {_channel()}")
-    if waiting and proof is not None and proof.pinned() is not None:
-        print_line("readers hold older generations: their space is free after they refresh or end")
+        print_line(f"host {host.name} ({host.id}) did not answer")
+    for problem in problems:
+        print_line(printable(f"  {problem}"))
+    for one in holding:
+        who = f"host {one.name} ({one.id})" if one else "this host"
+        print_line(f"readers on {who} hold older generations: their space is free after they refresh or end")
+    return RefusedError.exit_code if waiting else 0
 
 
 COMMANDS = (own, reclaim)

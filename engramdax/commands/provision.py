@@ -12,6 +12,7 @@ from uuid import UUID
 import typer
 
 from engramdax.backing import Backing, Kind, inspect, parse_size
+from engramdax.commands.fleet import HostsOption, ProgramOption, SshOption, TimeoutOption, chosen_peers
 from engramdax.commands.output import ForceOption, JsonOption, PoolOption, print_json, print_line, size_text
 from engramdax.devices.deprovision import plan_deprovision
 from engramdax.devices.join import Found, Join, finish_join, join_command, plan_join
@@ -189,11 +190,19 @@ def deprovision(
     *,
     pool: PoolOption = None,
     force: ForceOption = False,
+    hosts: HostsOption = None,
+    timeout: TimeoutOption = None,
+    program: ProgramOption = None,
+    ssh_options: SshOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Unmake a pool, and give back what provisioning made for it; on a joined host, only its view of the pool."""
-    plan = plan_deprovision(System(), resolve(pool), force=force)
+    """Unmake a pool, and give back what provisioning made for it; on a joined host, only its view of the pool.
+
+    Of a pool that other hosts are admitted to, each of them is asked whether anybody has it open there.
+    """
+    peers = chosen_peers(hosts, timeout=timeout, program=program, ssh_options=ssh_options)
+    plan = plan_deprovision(System(), resolve(pool), force=force, peers=peers)
     plan = _carry_out(plan, dry_run=dry_run, as_json=as_json)
     if not dry_run and not as_json:
         print_line(f"pool {plan.name} is gone from {plan.path}")

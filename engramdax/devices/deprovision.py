@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
     from engramdax.devices.system import System
     from engramdax.format.superblock import Superblock
+    from engramdax.pool.peers import Peers
 
 
-def plan_deprovision(system: System, path: Path, *, force: bool) -> Plan:
+def plan_deprovision(system: System, path: Path, *, force: bool, peers: Peers | None = None) -> Plan:
     """Plan to unmake the pool at `path`; where it was joined, to take away what makes it visible on this host.
 
     A device that a process of this host still holds is refused, whatever is forced: it would lose its memory.
@@ -31,7 +32,7 @@ def plan_deprovision(system: System, path: Path, *, force: bool) -> Plan:
     try:
         opened = LocalAccess(path, writable=False)
     except BackingError:
-        return plan_removal(path, force=force)  # which says what it cannot do there
+        return plan_removal(path, force=force, peers=peers)  # which says what it cannot do there
     try:
         superblock = read_superblock(opened.media).value
         record = record_of(superblock.pool)
@@ -43,11 +44,11 @@ def plan_deprovision(system: System, path: Path, *, force: bool) -> Plan:
         opened.close()
         del opened  # with its mapping: the device is to go away
     if record is None or record.assembly is None:
-        return plan_removal(path, force=force)
+        return plan_removal(path, force=force, peers=peers)
     give_back = _give_back(system, path, record)
     if record.joined:
         return _plan_leaving(path, superblock, give_back)
-    return plan_removal(path, force=force, give_back=give_back)
+    return plan_removal(path, force=force, give_back=give_back, peers=peers)
 
 
 def _plan_leaving(path: Path, superblock: Superblock, give_back: list[Step]) -> Plan:

@@ -3,38 +3,23 @@
 
 from __future__ import annotations
 
-import shlex
 import statistics
 from collections import Counter
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from engramdax.devices import tools
-from engramdax.errors import EngramdaxError, ParameterError
-from engramdax.fleet import MOST_BYTES, TIMEOUT_SECONDS, run_on
+from engramdax.fleet import Answered, NoAnswerError
 from engramdax.health.finding import Finding, State, critical, ok, unknown, warning, worst
 from engramdax.health.report import FORMAT, PoolSeen, Report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
-    from engramdax.fleet import Output
+    from engramdax.fleet import Fleet, Output
 
 T = TypeVar("T", bound="Hashable")
 
 SLOWER: Final = 2.0
-NO_COMMAND: Final = 127
-SSH_FAILED: Final = 255
-
-
-class Answered(StrEnum):
-    """How a host answered."""
-
-    REPORT = "report"
-    TIMEOUT = "timeout"
-    FAILED = "failed"
-    RUBBISH = "rubbish"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,64 +72,28 @@ class Comparison:
         }
 
 
-def examine_hosts(
-    hosts: Sequence[str],
-    options: Sequence[str],
-    *,
-    program: str = "engramdax",
-    seconds: float = TIMEOUT_SECONDS,
-    ssh_options: str = "",
-) -> Comparison:
-    """Ask all hosts at once for their reports, and compare them.
+def examine_hosts(fleet: Fleet, options: Sequence[str]) -> Comparison:
+    """Ask all hosts at once for their reports, and compare them; `options` are those of `health`.
 
-    `program` is how engramdax is started there, for a shell; `options` are those of `health`. A host that saw an older
-    directory than others is asked again: a table may have been published meanwhile.
+    A host that saw an older directory than others is asked again: a table may have been published meanwhile.
     """
-    if seconds <= 0:
-        raise ParameterError(f"--timeout {seconds:g} leaves no time", remedy="give seconds above 0")
-    for name, text in (("--program", program), ("--ssh-options", ssh_options)):
-        try:
-            shlex.split(text)
-        except ValueError as e:
-            raise ParameterError(f"{name} {text!r} is no command line: {e}", remedy="quote it as for a shell") from None
-    command = f"{program} health --json {shlex.join(options)}".rstrip()
-    answers = {o.host: _answer(o, seconds) for o in run_on(hosts, command, seconds=seconds, ssh_options=ssh_options)}
-    behind = _behind(list(answers.values()))
-    if behind:
-        again = run_on(list(behind), command, seconds=seconds, ssh_options=ssh_options)
-        answers |= {o.host: _answer(o, seconds) for o in again}
+    arguments = ["health", "--json", *options]
+    answers = {output.host: _answer(output) for output in fleet.ask(arguments)}
+    if behind := _behind(list(answers.values())):
+        answers |= {output.host: _answer(output) for output in fleet.ask(arguments, nodes=behind)}
     listed = tuple(answers.values())
     return Comparison(listed, tuple(compare(listed)))
 
 
-def _answer(output: Output, seconds: float) -> Answer:
-    if output.too_much:
-        problem = f"it said more than {MOST_BYTES >> 20} MiB and was cut off"
-        return Answer(output.host, Answered.RUBBISH, output.seconds, problem=problem)
-    if output.code is None:
-        problem = f"no answer within {seconds:g} s"
-        return Answer(output.host, Answered.TIMEOUT, output.seconds, problem=problem)
-    said = _last_line(output.stderr) or _last_line(output.stdout) or "it said nothing"
+def _answer(output: Output) -> Answer:
     try:
-        values = [v for v in tools.parse(output.stdout) if "findings" in v]
-    except EngramdaxError:
-        values = []
-    if not values:
-        known = output.code in (NO_COMMAND, SSH_FAILED) or (output.code and output.stderr.strip())
-        answered = Answered.FAILED if known else Answered.RUBBISH
-        problem = f"exit code {output.code}: {said}" if known else f"what it said is no report: {said}"
-        return Answer(output.host, answered, output.seconds, problem=problem)
-    try:
-        report = Report.from_json(values[-1])
+        report = Report.from_json(output.document("findings"))
+    except NoAnswerError as e:
+        return Answer(output.host, e.answered, output.seconds, problem=e.problem)
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         problem = f"what it said is no report of format {FORMAT}: {type(e).__name__}: {e}"
         return Answer(output.host, Answered.RUBBISH, output.seconds, problem=problem)
     return Answer(output.host, Answered.REPORT, output.seconds, report)
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:200] if lines else ""
 
 
 def compare(answers: Sequence[Answer]) -> list[Finding]:

@@ -59,6 +59,10 @@ class TableSeen:
     bytes: int
     checksums: int
     """crc32c of its checksums, as the directory says."""
+    hot_rows: int
+    """In its hot list; 0 without one."""
+    hot_share: float | None
+    """Of the reads of the trace that the hot list was made of, those that it serves; None where that is not known."""
     digest: str | None
     """Of the bytes looked at; None where they were not."""
     verified: Verified | None
@@ -138,6 +142,7 @@ _TYPES: Final[dict[str, tuple[type | None, ...]]] = {
     "bool": (bool,),
     "str | None": (str, None),
     "int | None": (int, None),
+    "float | None": (float, int, None),
 }
 """What JSON may hold for a field, by its annotation."""
 
@@ -257,6 +262,8 @@ def _pool_seen(subject: Subject, look: _Look) -> PoolSeen | None:
             t.rows,
             t.bytes,
             t.checksums_crc,
+            t.hot.rows if t.hot else 0,
+            t.hot.served[-1][1] if t.hot and t.hot.served else None,
             look.seen[str(t.load)].digest if str(t.load) in look.seen else None,
             subject.history.verified.get(str(t.load)),
         )

@@ -60,13 +60,16 @@ class Access(Protocol):
 
     path: Path
     clock: Clock
-    peers: Peers
     workers: int
     """How many threads a pass over a whole table takes."""
 
     @property
     def media(self) -> Media:
         """The memory."""
+
+    @property
+    def peers(self) -> Peers:
+        """The channel to other hosts."""
 
     @property
     def host(self) -> UUID:
@@ -97,11 +100,11 @@ class Access(Protocol):
 class LocalAccess:
     """A pool at a path of this host, opened and mapped, before anything of it is believed."""
 
-    def __init__(self, path: Path, *, writable: bool) -> None:
+    def __init__(self, path: Path, *, writable: bool, peers: Peers | None = None) -> None:
         self.path = path
         self.clock: Clock = time
         self.workers = workers()
-        self.peers: Peers = configured_peers()
+        self._peers = peers
         self.fd = open_fd(path, writable=writable)
         try:
             self.backing: Backing = inspect_fd(self.fd, path)
@@ -112,6 +115,13 @@ class LocalAccess:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def peers(self) -> Peers:
+        """The channel that was given, or the configured one."""
+        if self._peers is None:
+            self._peers = configured_peers()
+        return self._peers
 
     @property
     def host(self) -> UUID:

@@ -130,8 +130,7 @@ def become_owner(access: Access, superblock: Superblock, *, fenced: bool = False
             access.clock.sleep(SETTLE_SECONDS)
     elif not fenced:
         # Asked when the claim is on the media: a writer that starts after the answer sees it.
-        for host in other_hosts(directory, access):
-            answer = access.peers.ask(host, superblock.pool)
+        for host, answer in access.peers.ask(other_hosts(directory, access), superblock.pool).items():
             if answer is None:
                 silent.append(host)
             elif answer.writing:

@@ -12,16 +12,23 @@ import os
 import shlex
 import subprocess
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
-from engramdax.errors import ParameterError
+from engramdax.errors import EngramdaxError, ParameterError
+from engramdax.fleet import SETTING, Answered, NoAnswerError, configured_fleet, nodes_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engramdax.fleet import Fleet
     from engramdax.format.directory import Host
 
 ENVIRONMENT: Final = "ENGRAMDAX_ASK"
 TIMEOUT_SECONDS: Final = 20
+
+UNASKED: Final = f'nothing says how to ask: give --hosts NODESET, or write hosts = "NODESET" into {SETTING}'
 
 
 class Answer(NamedTuple):
@@ -40,17 +47,67 @@ class Answer(NamedTuple):
 class Peers(Protocol):
     """The channel to the other admitted hosts."""
 
-    def ask(self, host: Host, pool: UUID) -> Answer | None:
-        """Ask one host, now: an answer is a fact of a moment after the question. None: it did not answer."""
+    @property
+    def problems(self) -> Sequence[str]:
+        """What stood in the way of answers to the last question, a line each."""
+
+    def ask(self, hosts: Sequence[Host], pool: UUID) -> dict[Host, Answer | None]:
+        """Ask these hosts, now: an answer is a fact of a moment after the question. None: one did not answer."""
 
 
 class NoPeers:
     """No channel: nobody answers."""
 
-    def ask(self, host: Host, pool: UUID) -> Answer | None:
-        """Give no answer."""
-        del host, pool
-        return None
+    problems = (UNASKED,)
+
+    def ask(self, hosts: Sequence[Host], pool: UUID) -> dict[Host, Answer | None]:
+        """Give no answers."""
+        del pool
+        return dict.fromkeys(hosts)
+
+
+class FleetPeers:
+    """A channel to the hosts of a fleet: all are asked at once, and each says itself which of the pool's it is.
+
+    EngramdaxError where there is no such set of nodes, or no ClusterShell. A node that took all its time is not asked
+    again: of several questions that one command asks, a host that hangs holds up the first.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.problems: list[str] = []
+        self._fleet = fleet
+        self._nodes = nodes_of(fleet.hosts)
+        self._slow: dict[str, str] = {}
+
+    def ask(self, hosts: Sequence[Host], pool: UUID) -> dict[Host, Answer | None]:
+        """Ask all nodes."""
+        self.problems = list(self._slow.values())
+        found: dict[UUID, Answer] = {}
+        nodes = [node for node in self._nodes if node not in self._slow]
+        try:
+            outputs = self._fleet.ask(["info", "--json", "--pool", str(pool)], nodes=nodes)
+        except EngramdaxError as e:  # no ssh
+            self.problems.append(str(e))
+            outputs = []
+        for output in outputs:
+            try:
+                host, answer = _read(output.document("here"), pool)
+            except NoAnswerError as e:  # said nothing, or what proves nothing
+                problem = f"{output.host}: {e.problem}"
+                self.problems.append(problem)
+                if e.answered is Answered.TIMEOUT:
+                    self._slow[output.host] = problem
+                continue
+            except _UNREADABLE as e:
+                self.problems.append(f"{output.host}: what it said is no answer: {e!r}")
+                continue
+            # Two nodes with one id, a clone or one host by two names: what holds of one of them holds.
+            before = found.get(host, Answer((), writing=False))
+            found[host] = Answer((*before.pinned, *answer.pinned), before.writing or answer.writing)
+        missing = [host.name for host in hosts if host.id not in found]
+        if missing and not self.problems:
+            self.problems.append(f"no node of {self._fleet.hosts} says that it is {' or '.join(missing)}")
+        return {host: found.get(host.id) for host in hosts}
 
 
 class CommandPeers:
@@ -59,13 +116,20 @@ class CommandPeers:
     `template` is split as a shell would, then {host}, {id} and {pool} are filled in. ParameterError where it cannot be.
     """
 
+    problems = (f"the command in {ENVIRONMENT} gave no answer of it",)
+
     def __init__(self, template: str) -> None:
         try:
             self._words = shlex.split(template)
         except ValueError as e:  # a quotation without an end
             raise ParameterError(f"{ENVIRONMENT}={template!r} is ignored: {e}", remedy="correct or unset it") from None
 
-    def ask(self, host: Host, pool: UUID) -> Answer | None:
+    def ask(self, hosts: Sequence[Host], pool: UUID) -> dict[Host, Answer | None]:
+        """Run the command for each host, at once."""
+        with ThreadPoolExecutor(max_workers=max(len(hosts), 1)) as threads:
+            return dict(zip(hosts, threads.map(lambda host: self._ask(host, pool), hosts), strict=True))
+
+    def _ask(self, host: Host, pool: UUID) -> Answer | None:
         """Run the command; whatever goes wrong with it, or an answer of another host, is no answer."""
         places = {"{host}": host.name, "{id}": str(host.id), "{pool}": str(pool)}
         words = []
@@ -75,23 +139,40 @@ class CommandPeers:
             words.append(word)
         try:
             done = subprocess.run(words, capture_output=True, timeout=TIMEOUT_SECONDS, check=True)
-            value = json.loads(done.stdout)
-            here = value["here"]
-            pinned = tuple(here["pinned"])
-            right = UUID(here["host"]) == host.id and UUID(value["uuid"]) == pool
-            if not right or any(type(n) is not int or n < 0 for n in pinned) or type(here["writing"]) is not bool:
-                return None
-            return Answer(pinned, here["writing"])
-        except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            answering, answer = _read(json.loads(done.stdout), pool)
+        except (OSError, subprocess.SubprocessError, NoAnswerError, *_UNREADABLE):
             return None
+        return answer if answering == host.id else None
+
+
+_UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+
+def _read(value: Any, pool: UUID) -> tuple[UUID, Answer]:
+    """Read what `engramdax info --json` says: which host that is, and its answer.
+
+    NoAnswerError for what is no answer of this pool, one of _UNREADABLE for what is none at all.
+    """
+    if UUID(value["uuid"]) != pool:
+        raise NoAnswerError(Answered.RUBBISH, f"it sees pool {value['uuid']} there")
+    here = value["here"]
+    if here is None:
+        raise NoAnswerError(Answered.FAILED, "engramdax is not root there: nobody else sees who maps the device")
+    pinned = tuple(here["pinned"])
+    if any(type(n) is not int or n < 0 for n in pinned) or type(here["writing"]) is not bool:
+        raise ValueError("a generation or a flag is none")
+    return UUID(here["host"]), Answer(pinned, here["writing"])
 
 
 def configured_peers() -> Peers:
-    """Give the channel that ENGRAMDAX_ASK names, such as `ssh {host} engramdax info --json --pool {pool}`."""
+    """Give the channel that ENGRAMDAX_ASK names (`ssh {host} engramdax info --json --pool {pool}`), or fleet.toml."""
     template = os.environ.get(ENVIRONMENT, "")
     try:
-        return CommandPeers(template) if template.strip() else NoPeers()
-    except ParameterError as e:
+        if template.strip():
+            return CommandPeers(template)
+        fleet = configured_fleet()
+        return NoPeers() if fleet is None else FleetPeers(fleet)
+    except EngramdaxError as e:
         # Nobody answers then, which costs no data; reading goes on all the same.
         warnings.warn(str(e), RuntimeWarning, stacklevel=2)
         return NoPeers()

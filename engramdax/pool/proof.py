@@ -32,6 +32,11 @@ class Proof:
             return None
         return [generation for answer in answers if answer for generation in answer.pinned]
 
+    def holding(self, generation: int) -> list[Host | None]:
+        """Give the hosts of which a reader is known to hold a generation below this one; None is this host."""
+        answers = [(None, self.here), *self.others.items()]
+        return [host for host, answer in answers if answer and any(held < generation for held in answer.pinned)]
+
     def none_before(self, generation: int) -> bool:
         """Tell whether it is proven that nobody holds a generation below this one."""
         pinned = self.pinned()
@@ -51,4 +56,5 @@ def other_hosts(directory: Directory, access: Access) -> list[Host]:
 def ask_all(access: Access, superblock: Superblock, directory: Directory) -> Proof:
     """Ask now. What is proven holds of directories that readers attached before; ask behind the publication."""
     others = other_hosts(directory, access) if superblock.shared else []
-    return Proof(access.here(superblock.pool), {host: access.peers.ask(host, superblock.pool) for host in others})
+    here = access.here(superblock.pool)
+    return Proof(here, access.peers.ask(others, superblock.pool) if others else {})

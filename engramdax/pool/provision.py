@@ -30,6 +30,7 @@ from engramdax.host import host_id, host_name, run_dir
 from engramdax.locks import WriterLock, who_reads
 from engramdax.pool.access import LocalAccess
 from engramdax.pool.contents import Contents, State, contents
+from engramdax.pool.proof import other_hosts
 from engramdax.pool.records import Record, forget_record, record_of, write_record
 from engramdax.pool.steps import Step
 from engramdax.pool.volume import (
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engramdax.media import Media
+    from engramdax.pool.peers import Peers
     from engramdax.pool.records import Assembly
 
 FILE_MODE: Final = 0o640
@@ -187,12 +189,13 @@ def _udev_step(path: Path) -> Step:
     return Step(f"let udev look at {path}", partial(udev.trigger, path))
 
 
-def plan_removal(path: Path, *, force: bool, give_back: Sequence[Step] = ()) -> Plan:
+def plan_removal(path: Path, *, force: bool, give_back: Sequence[Step] = (), peers: Peers | None = None) -> Plan:
     """Unmake a pool and give back what provisioning took: its file, huge pages, mount, and by `give_back` its device.
 
-    Refused on a host that does not own the pool, and while other hosts are admitted unless forced.
+    Refused on a host that does not own the pool, and unless forced while other hosts are admitted that have not
+    answered, by `peers` or the configured channel, that nobody there has the pool open.
     """
-    opened = LocalAccess(path, writable=True)
+    opened = LocalAccess(path, writable=True, peers=peers)
     path = Path(os.path.realpath(path))
     try:
         superblock = read_superblock(opened.media).value
@@ -205,7 +208,9 @@ def plan_removal(path: Path, *, force: bool, give_back: Sequence[Step] = ()) -> 
     finally:
         opened.close()
     if superblock.shared and directory:
-        _check_ours(path, superblock, directory, force=force)
+        _check_ours(path, superblock, directory)
+        if not force:
+            _check_elsewhere(opened, superblock, directory)
     tables = directory.published() if directory else []
     if tables and not force:
         raise _still_holds(path, superblock, [t.name for t in tables])
@@ -213,7 +218,7 @@ def plan_removal(path: Path, *, force: bool, give_back: Sequence[Step] = ()) -> 
     if not force:
         _check_readers(opened.backing, superblock, remedy=UNREAD)
     record = record_of(superblock.pool)
-    steps = [Step(f"make {path} a pool no more", lambda: _void(path, superblock, force=force))]
+    steps = [Step(f"make {path} a pool no more", lambda: _void(path, superblock, force=force, peers=peers))]
     if opened.backing.kind is Kind.DEVDAX:
         steps.append(_udev_step(path))
     else:
@@ -232,21 +237,33 @@ def plan_removal(path: Path, *, force: bool, give_back: Sequence[Step] = ()) -> 
     return Plan(path, superblock.name, str(superblock.pool), superblock.size, steps)
 
 
-def _check_ours(path: Path, superblock: Superblock, directory: Directory, *, force: bool) -> None:
-    """Refuse to unmake a pool under other hosts."""
-    names = {host.id: host.name for host in directory.hosts}
+def _check_ours(path: Path, superblock: Superblock, directory: Directory) -> None:
+    """Refuse to unmake another host's pool."""
     if directory.owner != host_id():
-        owner = names.get(directory.owner, "an unknown host")
+        owner = directory.short_name(directory.owner)
         raise RefusedError(
             f"{path}: pool {superblock.name} is owned by {owner} ({directory.owner}), not by this host",
             remedy=f"run this on {owner}",
         )
-    others = [name for id_, name in names.items() if id_ != directory.owner]
-    if others and not force:
+
+
+def _check_elsewhere(access: LocalAccess, superblock: Superblock, directory: Directory) -> None:
+    """Refuse to unmake a pool under other hosts, unless each has answered that nobody there has it open.
+
+    A reader that comes behind its host's answer finds no table that it could lose.
+    """
+    others = other_hosts(directory, access)
+    answers = access.peers.ask(others, superblock.pool) if others else {}
+    what = f"pool {superblock.name} on {access.path}"
+    if silent := [host.name for host, answer in answers.items() if answer is None]:
+        said = "".join(f"; {problem}" for problem in access.peers.problems)
         raise RefusedError(
-            f"pool {superblock.name} on {path} has other hosts admitted: {', '.join(others)}",
+            f"{what} has other hosts admitted: {', '.join(host.name for host in others)}, and {', '.join(silent)} did "
+            f"not answer that nobody has it open there{said}",
             remedy="`engramdax deprovision` there and `engramdax hosts forget` here, or say --force",
         )
+    if used := [host.name for host, answer in answers.items() if answer and (answer.pinned or answer.writing)]:
+        raise RefusedError(f"{what} is open on {', '.join(used)}", remedy="end its readers there, or say --force")
 
 
 def _still_holds(path: Path, superblock: Superblock, names: list[str]) -> RefusedError:
@@ -395,8 +412,8 @@ def _initialise(path: Path, superblock: Superblock, consent: Consent) -> None:
     log(f"provisioned pool {superblock.name} ({superblock.pool}) on {path}")
 
 
-def _void(path: Path, superblock: Superblock, *, force: bool) -> None:
-    opened = LocalAccess(path, writable=True)
+def _void(path: Path, superblock: Superblock, *, force: bool, peers: Peers | None = None) -> None:
+    opened = LocalAccess(path, writable=True, peers=peers)
     try:
         with WriterLock(opened.backing, superblock.pool, of=opened.fd):
             # Somebody may have come meanwhile: another pool, a table, a reader.
@@ -414,12 +431,14 @@ def _void(path: Path, superblock: Superblock, *, force: bool) -> None:
 
 def _check_unneeded(opened: LocalAccess, superblock: Superblock, path: Path) -> None:
     try:
-        tables = read_directory(opened.media, superblock).value.published()
+        directory = read_directory(opened.media, superblock).value
     except FormatError:
-        tables = []
-    if tables:
+        directory = None
+    if directory and (tables := directory.published()):
         raise _still_holds(path, superblock, [t.name for t in tables])
     _check_readers(opened.backing, superblock, remedy=UNREAD)
+    if directory and superblock.shared:
+        _check_elsewhere(opened, superblock, directory)
 
 
 def log(message: str) -> None:

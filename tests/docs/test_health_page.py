@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from engramdax.fleet import Answered
 from engramdax.health import metrics, report
 from engramdax.health.finding import EXIT_CODES, Finding, State
-from engramdax.health.hosts import Answer, Answered
+from engramdax.health.hosts import Answer
 from engramdax.health.readers import Reader
 from engramdax.health.report import PROBES, PoolSeen, Report, TableSeen
 

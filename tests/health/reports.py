@@ -32,7 +32,7 @@ def spoil(path: Path, offset: int) -> None:
         file.write(bytes([byte ^ 0xFF]))
 
 
-TABLE = TableSeen("words", "11111111-aaaa", 10, 640, 7, "0badcafe", None)
+TABLE = TableSeen("words", "11111111-aaaa", 10, 640, 7, 0, None, "0badcafe", None)
 POOL = PoolSeen("uuid-1", "rack1", "/dev/dax0.0", "devdax", 1 << 30, True, 7, 1, "owner", 5, (TABLE,))
 REPORT = Report(
     "a",

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from reports import TABLE, found, report, states
 
+from engramdax.fleet import Answered
 from engramdax.health.finding import State
-from engramdax.health.hosts import Answer, Answered, compare
+from engramdax.health.hosts import Answer, compare
 
 
 def answers(**reports: Any) -> list[Answer]:

@@ -235,7 +235,10 @@ class SimulatedPeers:
         self.host = host
         self.process: Process | None = None
 
-    def ask(self, host: HostEntry, pool: UUID) -> Answer | None:
+    def ask(self, hosts: Sequence[HostEntry], pool: UUID) -> dict[HostEntry, Answer | None]:
+        return {host: self._ask(host) for host in hosts}
+
+    def _ask(self, host: HostEntry) -> Answer | None:
         assert self.process is not None
         self.process.step()
         other = next(h for h in self.rack.hosts if h.id == host.id)

@@ -18,6 +18,7 @@ from engramdax.ingest.open import open_sources
 from engramdax.pool.access import LocalAccess
 from engramdax.pool.loader import Load, load_tables
 from engramdax.pool.provision import initialise, new_superblock
+from engramdax.pool.records import Record, write_record
 from engramdax.pool.writer import Writer
 
 MIB = 1 << 20
@@ -40,6 +41,9 @@ class SharedPool:
         superblock = new_superblock("shared", size, shared=True)
         initialise(access.media, superblock, Host(self.ids[names[0]], names[0]))
         access.close()
+        for name in names:
+            with self.on(name):
+                write_record(Record(str(superblock.pool), "shared", str(self.path)))
         with self.on(names[0]), Writer(self.path) as writer:
             writer.publish(hosts=tuple(Host(id_, name) for name, id_ in self.ids.items()))
 

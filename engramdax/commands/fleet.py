@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of commands that ask other hosts, and the channel that they choose."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from engramdax.fleet import chosen_fleet
+from engramdax.pool.peers import FleetPeers
+
+HostsOption = Annotated[
+    str | None, typer.Option("--hosts", metavar="NODESET", help="Ask these hosts by ssh: node[1-8], @group.")
+]
+TimeoutOption = Annotated[
+    float | None,
+    typer.Option("--timeout", metavar="SECONDS", help="With --hosts: how long one may take; 15 unless given."),
+]
+ProgramOption = Annotated[
+    str | None, typer.Option("--program", metavar="COMMAND", help="With --hosts: how engramdax is started there.")
+]
+SshOption = Annotated[
+    str | None,
+    typer.Option("--ssh-options", metavar="OPTIONS", help="With --hosts: what ssh is given, such as '-l admin'."),
+]
+
+
+def chosen_peers(hosts: str | None, **options: Any) -> FleetPeers | None:
+    """Give the channel to these hosts; None where no option chooses one, and the configured one is taken."""
+    if hosts is None and all(option is None for option in options.values()):
+        return None
+    fleet = chosen_fleet(hosts, **options)
+    return None if fleet is None else FleetPeers(fleet)
