@@ -7,6 +7,7 @@ import os
 import stat
 import syslog
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from engramdax.errors import (
     FormatError,
     ParameterError,
     RefusedError,
+    UnreadableError,
 )
 from engramdax.format.directory import Directory, Host
 from engramdax.format.geometry import standard
@@ -29,7 +31,7 @@ from engramdax.format.superblock import Superblock, check_pool_name
 from engramdax.host import host_id, host_name, run_dir
 from engramdax.locks import WriterLock, who_reads
 from engramdax.pool.access import LocalAccess
-from engramdax.pool.contents import Contents, State, contents
+from engramdax.pool.contents import Contents, State, contents, write_tombstone
 from engramdax.pool.records import Record, forget_record, record_of, write_record
 from engramdax.pool.steps import Step
 from engramdax.pool.volume import (
@@ -213,8 +215,11 @@ def plan_removal(path: Path, *, force: bool, give_back: Sequence[Step] = ()) -> 
     if not force:
         _check_readers(opened.backing, superblock, remedy=UNREAD)
     record = record_of(superblock.pool)
-    steps = [Step(f"make {path} a pool no more", lambda: _void(path, superblock, force=force))]
-    if opened.backing.kind is Kind.DEVDAX:
+    stays = opened.backing.kind is Kind.DEVDAX
+    steps = [
+        Step(f"make {path} a pool no more", lambda: _void(path, superblock, force=force, ended=stays)),
+    ]
+    if stays:
         steps.append(_udev_step(path))
     else:
         steps.append(Step(f"remove {path} ({superblock.size} bytes)", path.unlink))
@@ -395,7 +400,8 @@ def _initialise(path: Path, superblock: Superblock, consent: Consent) -> None:
     log(f"provisioned pool {superblock.name} ({superblock.pool}) on {path}")
 
 
-def _void(path: Path, superblock: Superblock, *, force: bool) -> None:
+def _void(path: Path, superblock: Superblock, *, force: bool, ended: bool = False) -> None:
+    """Make it a pool no more; one that `ended`, and was no failed attempt, leaves what may be overwritten."""
     opened = LocalAccess(path, writable=True)
     try:
         with WriterLock(opened.backing, superblock.pool, of=opened.fd):
@@ -407,6 +413,9 @@ def _void(path: Path, superblock: Superblock, *, force: bool) -> None:
                 _check_unneeded(opened, superblock, path)
             void_superblocks(opened.media, superblock)
             void_slots(opened.media, superblock)
+            if ended:
+                with suppress(UnreadableError):  # what cannot be read cannot be known again
+                    write_tombstone(opened.media, superblock)
     finally:
         opened.close()
     log(f"voided pool {superblock.name} ({superblock.pool}) on {path}")
