@@ -181,7 +181,7 @@ class _Planner:
         if namespace.mode == "sector":
             raise RefusedError(
                 f"{namespace.name} is in sector mode ({found.what})",
-                remedy=f"if nobody needs it, `ndctl destroy-namespace -f {namespace.name}` and name its region",
+                remedy=f"if nobody needs it, `ndctl create-namespace -f -e {namespace.name} -m raw` makes it raw",
             )
         if namespace.mode == "fsdax":
             found = Contents(State.RECOGNISED, f"{found.what}, in fsdax mode")
@@ -393,6 +393,7 @@ class _Pool:
             consent=self._wish.consent,
             assembly=assembly,
             pool=self.uuid,
+            look=False,
         )
         carry_out(plan.steps)
         self.plan = plan

@@ -135,7 +135,7 @@ def _crc(media: MappedMedia, start: int, end: int) -> int:
         data = _load(media, offset, length)
         if offset == start:
             data = bytes(LINE) + data[LINE:]
-        if np.frombuffer(data, np.uint8).any():  # most of a new pool is zeros
+        if not _all_zeros(data):  # as most of a new pool is
             crc = crc32c(data, crc32c((offset - start).to_bytes(8, "little"), crc))
     return crc
 
@@ -164,10 +164,15 @@ def _to_look_at(media: MappedMedia, fd: int) -> list[tuple[int, int]]:
 def _first_nonzero(media: MappedMedia, pieces: Sequence[tuple[int, int]]) -> int | None:
     """Give the offset of the first byte found that is not zero."""
     for offset, length in pieces:
-        bytes_ = np.frombuffer(_load(media, offset, length), np.uint8)
-        if bytes_.any():
-            return offset + int(np.flatnonzero(bytes_)[0])
+        data = _load(media, offset, length)
+        if not _all_zeros(data):
+            return offset + int(np.flatnonzero(np.frombuffer(data, np.uint8))[0])
     return None
+
+
+def _all_zeros(data: bytes) -> bool:
+    # max has a vector loop, any makes a truth value of each byte.
+    return not np.frombuffer(data, np.uint8).max(initial=0)
 
 
 def _pieces(first: int, end: int) -> list[tuple[int, int]]:

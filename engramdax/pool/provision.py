@@ -172,12 +172,16 @@ def plan_device(
     consent: Consent,
     assembly: Assembly | None = None,
     pool: UUID | None = None,
+    look: bool = True,
 ) -> Plan:
-    """Make a pool on a devdax device that is there; `assembly` is remembered with it, `pool` its uuid if chosen."""
+    """Make a pool on a devdax device that is there; `assembly` is remembered with it, `pool` its uuid if chosen.
+
+    Without `look` what stands there is looked at only when the steps are done, which they do before they write.
+    """
     backing = inspect(path)
     if backing.kind is not Kind.DEVDAX:
         raise ParameterError(f"{path} is a {backing.kind}, no devdax device", remedy="use --file for a file")
-    forgotten = _check_contents(path, consent)
+    forgotten = _check_contents(path, consent, look=look)
     superblock = new_superblock(name, backing.size, shared=shared, pool=pool)
     record = Record(str(superblock.pool), name, str(path), assembly=assembly)
     steps = [*_pool_steps(path, superblock, record, consent, forgotten), _udev_step(path)]
@@ -282,11 +286,12 @@ def _pool_steps(
     ]
 
 
-def _check_contents(path: Path, consent: Consent) -> UUID | None:
+def _check_contents(path: Path, consent: Consent, *, look: bool = True) -> UUID | None:
     """Refuse what must not be overwritten; give the uuid of a pool that may be."""
     opened = LocalAccess(path, writable=False)
     try:
-        check_consent(path, contents(opened.media, opened.fd), consent)
+        if look:
+            check_consent(path, contents(opened.media, opened.fd), consent)
         return _check_not_in_use(opened)
     finally:
         opened.close()
