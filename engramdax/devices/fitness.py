@@ -319,12 +319,11 @@ def _claim(tree: Tree, namespace: Namespace, option: str) -> str:
     """Give the command that makes a pool of a namespace whatever is on it."""
     if namespace.mode != "sector" or namespace.region is None:
         return _provision(namespace.name, option)
-    # What the sector layer kept of its own is left between the sectors.
-    options = ["--overwrite-unknown"]
+    make_raw = f"ndctl create-namespace -f -e {namespace.name} -m raw"
     if [n for n in tree.namespaces if n.region == namespace.region and not n.seed and n != namespace]:
-        options += ["--size", str(namespace.raw_size)]
-    destroy = f"ndctl destroy-namespace -f {namespace.name}"
-    return f"{destroy} && {_provision(namespace.region.name, *options)}"
+        return make_raw
+    # By its region, for it may have another name then. What the sector layer kept between the sectors is left.
+    return f"{make_raw} && {_provision(namespace.region.name, '--overwrite-unknown')}"
 
 
 def _look_at_raw(namespace: Namespace) -> Fitness:

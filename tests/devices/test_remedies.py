@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shlex
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from trees import DATA, GIB, MIB, Captured, Sysfs
 
 from engramdax.commands import provision
 from engramdax.commands.main import run
-from engramdax.devices import blocks
+from engramdax.devices import blocks, fitness
 from engramdax.devices.fitness import Fitness, Verdict, assess
 from engramdax.devices.system import System
 from engramdax.devices.tree import DaxDevice, Mode, Tree
+from engramdax.errors import RefusedError
 
 NAMES = sorted(path.name.removesuffix(".tar.gz") for path in DATA.glob("*.tar.gz"))
 
@@ -129,16 +131,16 @@ def test_free_space_beside_namespaces_is_taken_by_its_size(sysfs: Sysfs, plan: P
     assert f"ndctl create-namespace -m raw -s {64 * MIB}" in plan(found, sysfs.root, sysfs.dev)
 
 
-def test_namespace_in_sector_mode_is_destroyed_by_its_owner_and_its_place_provisioned(sysfs: Sysfs) -> None:
+def test_namespace_in_sector_mode_is_made_raw_by_its_owner_and_its_region_provisioned(sysfs: Sysfs) -> None:
     nvdimm(sysfs, available_size=0)
     namespace(sysfs, "namespace0.0", "safe", 64 * MIB)
     found = of(sysfs.read(), "namespace0.0")
     assert found.verdict is Verdict.FOREIGN
     assert found.command == (
-        "ndctl destroy-namespace -f namespace0.0 && engramdax provision --overwrite-unknown region0"
+        "ndctl create-namespace -f -e namespace0.0 -m raw && engramdax provision --overwrite-unknown region0"
     )
     namespace(sysfs, "namespace0.1", "raw", 64 * MIB)
-    assert of(sysfs.read(), "namespace0.0").command.endswith(f"--overwrite-unknown --size {64 * MIB} region0")
+    assert of(sysfs.read(), "namespace0.0").command == "ndctl create-namespace -f -e namespace0.0 -m raw"
 
 
 def nvdimm(sysfs: Sysfs, **values: object) -> None:
@@ -150,3 +152,69 @@ def nvdimm(sysfs: Sysfs, **values: object) -> None:
 def namespace(sysfs: Sysfs, name: str, mode: str, size: int) -> None:
     path = f"LNXSYSTM:00/ACPI0012:00/ndbus0/region0/{name}"
     sysfs.device("nd", path, "nd_pmem", size=size, mode=mode, uuid="0a4b6d6e-0000-4000-8000-00000000000" + name[-1])
+
+
+# What stands on a raw namespace: a file stands in for its block device.
+
+
+@pytest.fixture
+def raw(sysfs: Sysfs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Give the memory of a raw namespace of 64 MiB."""
+    nvdimm(sysfs)
+    namespace(sysfs, "namespace0.0", "raw", 64 * MIB)
+    block = sysfs.root / "devices/LNXSYSTM:00/ACPI0012:00/ndbus0/region0/namespace0.0/block/pmem0"
+    block.mkdir(parents=True)
+    (block / "dev").write_text("259:0\n")
+    monkeypatch.setattr(blocks.fcntl, "ioctl", lambda *_: 0)
+    monkeypatch.setattr(fitness, "System", lambda: System(sysfs.root, sysfs.dev, tmp_path / "proc"))
+    memory = sysfs.dev / "pmem0"
+    with memory.open("xb") as file:
+        file.truncate(64 * MIB)
+    return memory
+
+
+def write(memory: Path, offset: int, data: bytes) -> None:
+    with memory.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def info_block(mode: int) -> bytes:
+    """Give what the kernel writes of a devdax namespace: data from 2 MiB; mode 1, or 2 for map=dev."""
+    return struct.pack("<16s40xQQI", b"NVDIMM_DAX_INFO", 2 * MIB, 62 * MIB // 4096, mode)
+
+
+def test_empty_raw_namespace_needs_no_option(raw: Path, sysfs: Sysfs, plan: Plan) -> None:
+    found = of(sysfs.read(), "namespace0.0")
+    assert (found.verdict, found.command) == (Verdict.UNUSED, "engramdax provision namespace0.0")
+    plan(found, sysfs.root, sysfs.dev)
+
+
+def test_unknown_bytes_on_a_raw_namespace_are_named_with_the_option(raw: Path, sysfs: Sysfs, plan: Plan) -> None:
+    write(raw, 40 * MIB, b"somebody's")
+    found = of(sysfs.read(), "namespace0.0")
+    assert (found.verdict, f"unknown bytes at {40 * MIB}" in found.why) == (Verdict.UNKNOWN, True)
+    assert found.command == "engramdax provision --overwrite-unknown namespace0.0"
+    plan(found, sysfs.root, sysfs.dev)
+
+
+def test_pool_that_another_host_made_of_a_raw_namespace_is_to_be_joined(
+    raw: Path, sysfs: Sysfs, make_pool: Callable[..., Path]
+) -> None:
+    write(raw, 4096, info_block(1))
+    found = of(sysfs.read(), "namespace0.0")
+    assert (found.verdict, found.command) == (Verdict.FOREIGN, "engramdax provision --force namespace0.0")
+    write(raw, 2 * MIB, make_pool(62 * MIB).read_bytes())
+    found = of(sysfs.read(), "namespace0.0")
+    assert (found.verdict, found.command) == (Verdict.UNUSED, "engramdax provision --join namespace0.0")
+    write(raw, 2 * MIB, bytes(4096))  # the other copy tells, too
+    assert of(sysfs.read(), "namespace0.0").command == "engramdax provision --join namespace0.0"
+
+
+def test_page_structures_that_another_host_put_on_the_media_are_seen(raw: Path, sysfs: Sysfs) -> None:
+    write(raw, 4096, info_block(2))
+    found = of(sysfs.read(), "namespace0.0")
+    assert (found.verdict, "unfit for sharing" in found.why) == (Verdict.MAP_DEV, True)
+    assert found.command == "ndctl create-namespace -f -e namespace0.0 -m devdax -M mem"
+    with pytest.raises(RefusedError, match="unfit for sharing"):
+        blocks.devdax_on_media(fitness.System(), found.part)  # type: ignore[arg-type]
