@@ -6,10 +6,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from engramdax.errors import BackingError, RefusedError
+from engramdax.errors import BackingError, FormatError, RefusedError
+from engramdax.format.geometry import SUPERBLOCK_BYTES, superblock_places
+from engramdax.format.superblock import Superblock
 from engramdax.mapping import PAGE_BYTES, Mapping
 from engramdax.media import MappedMedia
 from engramdax.pool.contents import Contents, State, contents
@@ -34,13 +36,19 @@ INFO_SIGNATURES: Final = {
 }
 """Of the info blocks of Linux' nvdimm drivers (drivers/nvdimm/pfn.h, btt.h)."""
 
-_MODE_PLACE: Final = INFO_PLACE + 64
-"""Of an info block's mode field: 1 page structures in host memory, 2 on the device."""
+_DATA_PLACE: Final = INFO_PLACE + 56
+"""Of an info block's dataoff field: where the data begin, 8 bytes."""
+
+_MODE_PLACE: Final = INFO_PLACE + 72
+"""Of its mode field, 4 bytes: 1 page structures in host memory, 2 on the device."""
 
 
-def namespace_contents(system: System, namespace: Namespace) -> Contents:
-    """Look at a raw or fsdax namespace without changing it; RefusedError where it is mounted or held."""
-    with _opened(system, namespace, os.O_RDONLY | os.O_EXCL) as fd:
+def namespace_contents(system: System, namespace: Namespace, *, claim: bool = True) -> Contents:
+    """Look at a raw or fsdax namespace without changing it; RefusedError where it is mounted or held.
+
+    Without `claim` that is not seen, and nobody else is kept from mounting it meanwhile.
+    """
+    with _opened(system, namespace, os.O_RDONLY | (os.O_EXCL if claim else 0)) as fd:
         size = os.lseek(fd, 0, os.SEEK_END)
         mapping = Mapping(fd, size, align=PAGE_BYTES, writable=False, huge=False, path=str(_node(system, namespace)))
         if (mode := _mode(fd)) is not None:
@@ -51,11 +59,31 @@ def namespace_contents(system: System, namespace: Namespace) -> Contents:
 def devdax_on_media(system: System, namespace: Namespace) -> bool:
     """Tell whether another host made this raw namespace a devdax one; RefusedError where it is unfit for sharing."""
     with _opened(system, namespace, os.O_RDONLY | os.O_EXCL) as fd:
-        if _mode(fd) != "devdax":
+        return _devdax(fd, namespace)
+
+
+def has_pool_to_join(system: System, namespace: Namespace) -> bool:
+    """Tell whether it also holds a pool; nobody is kept off it meanwhile."""
+    with _opened(system, namespace, os.O_RDONLY) as fd:
+        if not _devdax(fd, namespace):
             return False
-        if os.pread(fd, 4, _MODE_PLACE) == (2).to_bytes(4, "little"):
-            raise unfit(namespace.name)
-        return True
+        data = int.from_bytes(os.pread(fd, 8, _DATA_PLACE), "little")
+        size = os.lseek(fd, 0, os.SEEK_END) - data
+        for place in superblock_places(size) if size > 0 else ():
+            try:
+                Superblock.from_bytes(os.pread(fd, SUPERBLOCK_BYTES, data + place), media_bytes=size)
+            except FormatError:
+                continue
+            return True
+        return False
+
+
+def _devdax(fd: int, namespace: Namespace) -> bool:
+    if _mode(fd) != "devdax":
+        return False
+    if os.pread(fd, 4, _MODE_PLACE) == (2).to_bytes(4, "little"):
+        raise unfit(namespace.name)
+    return True
 
 
 def unfit(name: str) -> RefusedError:
@@ -112,7 +140,8 @@ def _opened(system: System, namespace: Namespace, flags: int) -> Iterator[int]:
             ) from None
         raise BackingError(f"cannot open {node}: {e.strerror}", remedy="run as root") from None
     try:
-        fcntl.ioctl(fd, BLKFLSBUF)
+        with suppress(PermissionError):  # root's alone, whoever may open the device
+            fcntl.ioctl(fd, BLKFLSBUF)
         yield fd
     finally:
         os.close(fd)

@@ -418,8 +418,9 @@ def clear_region(ground: Ground) -> Step:
         region = device.region
 
         def look(tree: Tree) -> bool | None:
-            found = next((r for r in tree.dax_regions if region and r.path == region.path), None)
-            return _true(is_so=found is not None and bool(found.available))
+            # All of it: a slice has to begin where its region does, on every host.
+            taken = [d for d in tree.dax_devices if d.size and region and d.region and d.region.path == region.path]
+            return _true(is_so=not taken)
 
         if device.mode is not Mode.DISABLED:
             disable_device(system, device.name, Mode.DISABLED)

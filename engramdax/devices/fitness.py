@@ -7,17 +7,23 @@ Looking changes nothing: devices are opened O_RDONLY and mapped PROT_READ.
 from __future__ import annotations
 
 import errno
+import re
+import shlex
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from engramdax.devices import blocks
+from engramdax.devices.decoders import find_decoder
 from engramdax.devices.holders import holders
+from engramdax.devices.labels import read_labels
+from engramdax.devices.system import System
+from engramdax.devices.target import lasting_name
 from engramdax.devices.tree import (
     CxlRegion,
     DaxDevice,
     DaxRegion,
-    Decoder,
     Map,
     Memdev,
     Mode,
@@ -25,7 +31,7 @@ from engramdax.devices.tree import (
     NdRegion,
     Tree,
 )
-from engramdax.errors import EngramdaxError, FormatError, UnreadableError
+from engramdax.errors import BackingError, EngramdaxError, FormatError, RefusedError, UnreadableError
 from engramdax.format.geometry import SMALLEST_POOL
 from engramdax.pool.access import LocalAccess
 from engramdax.pool.contents import State, contents, signature
@@ -37,6 +43,9 @@ if TYPE_CHECKING:
     from engramdax.format.superblock import Superblock
 
 PROC: Final = Path("/proc")
+
+MAP_DEV: Final = "the kernel keeps its page structures on the device (map=dev), where each host writes its own"
+UNNEEDED: Final = "if nobody needs that"
 
 Part = DaxDevice | DaxRegion | Namespace | NdRegion | CxlRegion | Memdev
 
@@ -75,6 +84,14 @@ class Verdict(StrEnum):
     """It is no dax device yet; the command makes one of it."""
     INCOMPLETE = "incomplete"
     """A part of it is missing."""
+
+
+OCCUPIED: Final = {
+    State.POOL: (Verdict.DAMAGED, "--force"),
+    State.RECOGNISED: (Verdict.FOREIGN, "--force"),
+    State.UNKNOWN: (Verdict.UNKNOWN, "--overwrite-unknown"),
+}
+"""What to say of contents, and the option by which provisioning destroys them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +143,12 @@ def _assessments(tree: Tree, proc: Path, known: Mapping[Part, Fitness]) -> Itera
             yield replace(known[device], part=device) if device in known else assess_dax(tree, device, proc)
     for region in tree.dax_regions:
         if region.available:
-            yield _of_dax_region(region)
+            yield _of_dax_region(tree, region)
     for namespace in tree.namespaces:
         if not namespace.seed and not tree.dax_devices_of(namespace):
-            yield _of_namespace(namespace, proc)
+            yield _of_namespace(tree, namespace, proc)
     for nd_region in tree.nd_regions:
-        if found := _of_nd_region(nd_region):
+        if found := _of_nd_region(tree, nd_region):
             yield found
     for cxl_region in tree.cxl_regions:
         if found := _of_cxl_region(tree, cxl_region):
@@ -153,7 +170,7 @@ def obstacle(tree: Tree, device: DaxDevice) -> Fitness | None:
         return _disabled(tree, device)
     if device.mode is Mode.OTHER:
         why = f"bound to the driver {device.driver}, which is not device_dax"
-        return Fitness(device, Verdict.NO_DRIVER, why, f"daxctl disable-device {name}; {_devdax(name)}")
+        return Fitness(device, Verdict.NO_DRIVER, why, f"daxctl disable-device {name} && {_provision(name)}")
     if device.size is None:
         return Fitness(device, Verdict.UNREADABLE, "the kernel does not tell its size")
     if device.align is not None and device.align > device.size:
@@ -174,27 +191,28 @@ def _system_ram(device: DaxDevice) -> Fitness:
     name = device.name
     if device.online_blocks == 0:
         why = "the kernel has it as system RAM, all offline"
-        return Fitness(device, Verdict.SYSTEM_RAM_OFFLINE, why, _devdax(name))
+        return Fitness(device, Verdict.SYSTEM_RAM_OFFLINE, why, _provision(name))
     blocks = f"{device.online_blocks} of {device.memory_blocks} blocks" if device.online_blocks is not None else ""
     why = f"online as system RAM ({blocks or 'how much, root can see'}): processes have their memory there"
-    return Fitness(device, Verdict.SYSTEM_RAM, why, f"daxctl offline-memory {name} && {_devdax(name)}")
+    # What processes leave behind there is nobody's.
+    return Fitness(device, Verdict.SYSTEM_RAM, why, _provision(name, "--offline-memory", "--overwrite-unknown"))
 
 
 def _disabled(tree: Tree, device: DaxDevice) -> Fitness:
     if "device_dax" not in tree.dax_drivers:
         why = "no driver is bound, and device_dax is not loaded"
-        return Fitness(device, Verdict.NO_DRIVER, why, f"modprobe device_dax; {_devdax(device.name)}")
-    return Fitness(device, Verdict.DISABLED, "no driver is bound: open() would give ENXIO", _devdax(device.name))
+        return Fitness(device, Verdict.NO_DRIVER, why, f"modprobe device_dax && {_provision(device.name)}")
+    return Fitness(device, Verdict.DISABLED, "no driver is bound: open() would give ENXIO", _provision(device.name))
 
 
-def _devdax(name: str) -> str:
-    return f"daxctl reconfigure-device -m devdax {name}"
+def _provision(place: str | Path, *options: str) -> str:
+    return shlex.join(["engramdax", "provision", *options, str(place)])
 
 
 def _realign(device: DaxDevice) -> str:
     if device.namespace:
-        return _recreate(device.namespace)
-    return f"daxctl disable-device {device.name}; daxctl reconfigure-device -m devdax -a 2M {device.name}"
+        return f"{_recreate(device.namespace)} -a 2M"
+    return f"daxctl disable-device {device.name} && daxctl reconfigure-device -m devdax -a 2M {device.name}"
 
 
 def _recreate(namespace: Namespace) -> str:
@@ -203,6 +221,7 @@ def _recreate(namespace: Namespace) -> str:
 
 def _look(device: DaxDevice, proc: Path) -> Fitness:
     """Open the device and see what is on it."""
+    unfit = device.namespace if device.namespace and device.namespace.map is Map.DEV else None
     try:
         opened = LocalAccess(device.node, writable=False)
     except EngramdaxError as e:
@@ -217,11 +236,8 @@ def _look(device: DaxDevice, proc: Path) -> Fitness:
         pool = (
             None if isinstance(found, FormatError) else FoundPool(found.name, str(found.pool), found.size, found.shared)
         )
-        if device.namespace and device.namespace.map is Map.DEV:
-            why = "the kernel keeps its page structures on the device (map=dev), where each host writes its own"
-            return Fitness(device, Verdict.MAP_DEV, why, _recreate(device.namespace), pool)
         if pool:
-            return Fitness(device, Verdict.POOL, "", pool=pool)
+            return Fitness(device, Verdict.MAP_DEV if unfit else Verdict.POOL, MAP_DEV if unfit else "", pool=pool)
         there = contents(opened.media, opened.fd)
         if isinstance(found, UnreadableError):
             return Fitness(device, Verdict.UNREADABLE, found.problem)
@@ -232,15 +248,13 @@ def _look(device: DaxDevice, proc: Path) -> Fitness:
     if users := holders(opened.backing.device, proc):
         why = f"in use by process {', '.join(map(str, users[:8]))}"
         return Fitness(device, Verdict.IN_USE, why)
+    if unfit:
+        lost = "" if there.state is State.EMPTY else f"; holds {there.what}, {UNNEEDED}"
+        return Fitness(device, Verdict.MAP_DEV, MAP_DEV + lost, _recreate(unfit))
     if there.state is State.EMPTY:
-        return Fitness(device, Verdict.FIT, "", f"engramdax provision {device.node}")
-    verdict, option = {
-        State.POOL: (Verdict.DAMAGED, "--force"),
-        State.RECOGNISED: (Verdict.FOREIGN, "--force"),
-        State.UNKNOWN: (Verdict.UNKNOWN, "--overwrite-unknown"),
-    }[there.state]
-    why = f"holds {there.what}; if nobody needs that"
-    return Fitness(device, verdict, why, f"engramdax provision {option} {device.node}")
+        return Fitness(device, Verdict.FIT, "", _provision(device.node))
+    verdict, option = OCCUPIED[there.state]
+    return Fitness(device, verdict, f"holds {there.what}; {UNNEEDED}", _provision(device.node, option))
 
 
 def _closed(device: DaxDevice, error: EngramdaxError) -> Fitness:
@@ -250,7 +264,7 @@ def _closed(device: DaxDevice, error: EngramdaxError) -> Fitness:
         why = f"this user may not read {device.node}"
         return Fitness(device, Verdict.NO_PERMISSION, why, "sudo engramdax discover")
     if number in (errno.ENXIO, errno.ENODEV):
-        return Fitness(device, Verdict.DISABLED, f"open() gives {errno.errorcode[number]}", _devdax(device.name))
+        return Fitness(device, Verdict.DISABLED, f"open() gives {errno.errorcode[number]}", _provision(device.name))
     if number == errno.EBUSY:
         return Fitness(device, Verdict.IN_USE, f"open() gives EBUSY: {error.problem}")
     return Fitness(device, Verdict.UNREADABLE, error.problem)
@@ -259,41 +273,76 @@ def _closed(device: DaxDevice, error: EngramdaxError) -> Fitness:
 # What is no dax device yet.
 
 
-def _of_dax_region(region: DaxRegion) -> Fitness:
+def _of_dax_region(tree: Tree, region: DaxRegion) -> Fitness:
     size = region.available or 0
     if size < SMALLEST_POOL:
         why = f"{size} bytes of it are free, a pool needs {SMALLEST_POOL >> 20} MiB"
         return Fitness(region, Verdict.TOO_SMALL, why)
-    command = f"daxctl create-device -r {region.id}" if region.id is not None else ""
-    return Fitness(region, Verdict.UNUSED, f"{size} bytes of it belong to no dax device", command)
+    why = f"{size} bytes of it belong to no dax device"
+    if region.cxl_region is None:
+        # Provisioning cuts the regions that it can make again after a boot.
+        command = f"daxctl create-device -r {region.id}" if region.id is not None else ""
+        return Fitness(region, Verdict.UNUSED, f"{why}; it can be made one, to be provisioned then", command)
+    others = [d for d in tree.dax_devices_of(region) if d.size]
+    options = ("--size", str(size)) if others else ()
+    return Fitness(region, Verdict.UNUSED, why, _provision(region.cxl_region.name, *options))
 
 
-def _of_namespace(namespace: Namespace, proc: Path) -> Fitness:
-    mounts = _mounts(proc)
+def _of_namespace(tree: Tree, namespace: Namespace, proc: Path) -> Fitness:
+    name, mode = namespace.name, namespace.mode
+    mounts, swaps = _mounts(proc), _swaps(proc)
     for block in namespace.blocks:
         if block.device in mounts:
             place = mounts[block.device]
-            why = f"{namespace.mode}, mounted at {place}"
-            return Fitness(namespace, Verdict.IN_USE, why, f"umount {place}; {_recreate(namespace)}")
+            command = f"umount {shlex.quote(place)} && {_claim(tree, namespace, '--force')}"
+            return Fitness(namespace, Verdict.IN_USE, f"{mode}, mounted at {place}; {UNNEEDED}", command)
+        if f"/dev/{block.name}" in swaps:
+            command = f"swapoff /dev/{block.name} && {_claim(tree, namespace, '--force')}"
+            return Fitness(namespace, Verdict.IN_USE, f"{mode}, swapped on; {UNNEEDED}", command)
         if block.holders:
-            return Fitness(namespace, Verdict.IN_USE, f"{namespace.mode}, a part of {', '.join(block.holders)}")
+            return Fitness(namespace, Verdict.IN_USE, f"{mode}, a part of {', '.join(block.holders)}")
     if not namespace.enabled:
-        return Fitness(
-            namespace, Verdict.DISABLED, f"{namespace.mode}, disabled", f"ndctl enable-namespace {namespace.name}"
-        )
-    if namespace.mode == "devdax":
-        command = (
-            f"modprobe dax_pmem; ndctl disable-namespace {namespace.name}; ndctl enable-namespace {namespace.name}"
-        )
+        return Fitness(namespace, Verdict.DISABLED, f"{mode}, disabled", f"ndctl enable-namespace {name}")
+    if mode == "devdax":
+        command = f"modprobe dax_pmem && ndctl disable-namespace {name} && ndctl enable-namespace {name}"
         return Fitness(namespace, Verdict.NO_DRIVER, "a devdax namespace without a dax device", command)
-    for block in namespace.blocks:
-        if found := signature(f"/dev/{block.name}"):
-            why = f"in mode {namespace.mode}, with {found}"
-            return Fitness(namespace, Verdict.FOREIGN, why, _recreate(namespace))
     if namespace.raw_size is not None and namespace.raw_size < SMALLEST_POOL:
         return Fitness(namespace, Verdict.TOO_SMALL, f"a pool needs {SMALLEST_POOL >> 20} MiB")
-    verdict = Verdict.UNUSED if namespace.mode == "raw" else Verdict.FOREIGN
-    return Fitness(namespace, verdict, f"in mode {namespace.mode}, not devdax", _recreate(namespace))
+    if mode == "raw":
+        return _look_at_raw(namespace)
+    found = next((found for block in namespace.blocks if (found := signature(f"/dev/{block.name}"))), None)
+    why = f"in mode {mode}{f', with {found}' if found else ', not devdax'}; {UNNEEDED}"
+    return Fitness(namespace, Verdict.FOREIGN, why, _claim(tree, namespace, "--force"))
+
+
+def _claim(tree: Tree, namespace: Namespace, option: str) -> str:
+    """Give the command that makes a pool of a namespace whatever is on it."""
+    if namespace.mode != "sector" or namespace.region is None:
+        return _provision(namespace.name, option)
+    make_raw = f"ndctl create-namespace -f -e {namespace.name} -m raw"
+    if [n for n in tree.namespaces if n.region == namespace.region and not n.seed and n != namespace]:
+        return make_raw
+    # By its region, for it may have another name then. What the sector layer kept between the sectors is left.
+    return f"{make_raw} && {_provision(namespace.region.name, '--overwrite-unknown')}"
+
+
+def _look_at_raw(namespace: Namespace) -> Fitness:
+    name, system = namespace.name, System()
+    try:
+        if blocks.has_pool_to_join(system, namespace):
+            why = "raw on this host, devdax with a pool by what another host wrote"
+            return Fitness(namespace, Verdict.UNUSED, why, f"engramdax provision --join {name}")
+        there = blocks.namespace_contents(system, namespace, claim=False)
+    except RefusedError as e:
+        return Fitness(namespace, Verdict.MAP_DEV, e.problem, _recreate(namespace))
+    except FormatError as e:
+        return Fitness(namespace, Verdict.UNREADABLE, e.problem)
+    except EngramdaxError:  # this user may not, or there is no node: provisioning looks itself
+        return Fitness(namespace, Verdict.UNUSED, "in mode raw, not devdax", _provision(name))
+    if there.state is State.EMPTY:
+        return Fitness(namespace, Verdict.UNUSED, "in mode raw, not devdax", _provision(name))
+    verdict, option = OCCUPIED[there.state]
+    return Fitness(namespace, verdict, f"in mode raw, with {there.what}; {UNNEEDED}", _provision(name, option))
 
 
 def _mounts(proc: Path) -> dict[tuple[int, int] | None, str]:
@@ -306,11 +355,22 @@ def _mounts(proc: Path) -> dict[tuple[int, int] | None, str]:
     for line in lines:
         words = line.split()
         major, _, minor = words[2].partition(":")
-        found.setdefault((int(major), int(minor)), words[4])
+        # Spaces and the like are in octal.
+        place = re.sub(r"\\([0-7]{3})", lambda escaped: chr(int(escaped[1], 8)), words[4])
+        found.setdefault((int(major), int(minor)), place)
     return found
 
 
-def _of_nd_region(region: NdRegion) -> Fitness | None:
+def _swaps(proc: Path) -> list[str]:
+    """Give what the kernel swaps on."""
+    try:
+        lines = (proc / "swaps").read_text(errors="backslashreplace").splitlines()
+    except OSError:
+        return []
+    return [line.split()[0] for line in lines[1:] if line.strip()]
+
+
+def _of_nd_region(tree: Tree, region: NdRegion) -> Fitness | None:
     if region.driver is None:
         return Fitness(region, Verdict.DISABLED, "disabled", f"ndctl enable-region {region.name}")
     if not region.available:
@@ -318,7 +378,9 @@ def _of_nd_region(region: NdRegion) -> Fitness | None:
     if region.available < SMALLEST_POOL:
         return Fitness(region, Verdict.TOO_SMALL, f"{region.available} bytes of it are free")
     why = f"{region.available} bytes of it belong to no namespace"
-    return Fitness(region, Verdict.UNUSED, why, f"ndctl create-namespace -m devdax -M mem -r {region.name}")
+    others = [n for n in tree.namespaces if n.region == region and not n.seed]
+    options = ("--size", str(region.available)) if others else ()
+    return Fitness(region, Verdict.UNUSED, why, _provision(region.name, *options))
 
 
 def _of_cxl_region(tree: Tree, region: CxlRegion) -> Fitness | None:
@@ -339,17 +401,28 @@ def _of_cxl_region(tree: Tree, region: CxlRegion) -> Fitness | None:
 def _of_memdev(tree: Tree, memdev: Memdev) -> Fitness:
     if memdev.driver is None:
         return Fitness(memdev, Verdict.DISABLED, "disabled", f"cxl enable-memdev {memdev.name}")
-    for kind, size in (("ram", memdev.ram_size), ("pmem", memdev.pmem_size)):
-        if not size:
+    sizes = {kind: size for kind, size in (("ram", memdev.ram_size), ("pmem", memdev.pmem_size)) if size}
+    if not sizes:
+        return Fitness(memdev, Verdict.TOO_SMALL, "the device tells of no memory")
+    name = lasting_name(memdev, tree)
+    if "pmem" in sizes and _has_labels(memdev):
+        why = "in no region, but its labels say that a namespace is on it"
+        return Fitness(memdev, Verdict.UNUSED, why, f"engramdax provision --join {name}")
+    problems = []
+    for kind, size in sizes.items():
+        try:
+            find_decoder(tree, [memdev], kind, size, None)
+        except BackingError as e:
+            problems.append(e.problem)
             continue
-        windows = [d for d in _roots(tree) if kind in d.capabilities and (d.size or 0) >= size]
-        if not windows:
-            why = f"no window of the host takes {size} bytes of CXL {kind}"
-            return Fitness(memdev, Verdict.UNUSED, f"in no region, and {why}")
-        command = f"cxl create-region -t {kind} -d {windows[0].name} -m {memdev.name}"
-        return Fitness(memdev, Verdict.UNUSED, f"in no region: {size} bytes of {kind}", command)
-    return Fitness(memdev, Verdict.TOO_SMALL, "the device tells of no memory")
+        options = ("--type", kind) if len(sizes) > 1 else ()
+        return Fitness(memdev, Verdict.UNUSED, f"in no region: {size} bytes of {kind}", _provision(name, *options))
+    return Fitness(memdev, Verdict.UNUSED, f"in no region, and {'; '.join(problems)}")
 
 
-def _roots(tree: Tree) -> Iterable[Decoder]:
-    return (d for d in tree.decoders if d.kind == "root")
+def _has_labels(memdev: Memdev) -> bool:
+    """Tell whether namespaces stand on it; only root can, and with the program `cxl`."""
+    try:
+        return bool(read_labels(memdev))
+    except (EngramdaxError, OSError):
+        return False

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 from engramdax.devices import blocks, changes
 from engramdax.devices.assembly import describe, find_device
 from engramdax.devices.changes import Ground
+from engramdax.devices.decoders import find_decoder
 from engramdax.devices.labels import Label, read_labels
-from engramdax.devices.provision import find_decoder, region_steps, region_uuid
+from engramdax.devices.provision import region_steps, region_uuid
 from engramdax.devices.target import Place, find_memdev, find_place, place_name
 from engramdax.devices.tree import CxlRegion, DaxDevice, Map, Memdev, Mode, Namespace, NdRegion, Origin, Tree
 from engramdax.errors import BackingError, EngramdaxError, ParameterError, RefusedError

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from engramdax.devices import blocks, changes
 from engramdax.devices.assembly import describe
 from engramdax.devices.changes import Ground
+from engramdax.devices.decoders import find_decoder
 from engramdax.devices.fitness import Fitness, Verdict, assess
 from engramdax.devices.holders import check_unheld
 from engramdax.devices.labels import read_labels
@@ -180,7 +181,7 @@ class _Planner:
         if namespace.mode == "sector":
             raise RefusedError(
                 f"{namespace.name} is in sector mode ({found.what})",
-                remedy=f"if nobody needs it, `ndctl destroy-namespace -f {namespace.name}` and name its region",
+                remedy=f"if nobody needs it, `ndctl create-namespace -f -e {namespace.name} -m raw` makes it raw",
             )
         if namespace.mode == "fsdax":
             found = Contents(State.RECOGNISED, f"{found.what}, in fsdax mode")
@@ -392,6 +393,7 @@ class _Pool:
             consent=self._wish.consent,
             assembly=assembly,
             pool=self.uuid,
+            look=False,
         )
         carry_out(plan.steps)
         self.plan = plan
@@ -421,38 +423,6 @@ def region_steps(ground: Ground, step: Step, mode: str) -> list[Step]:
 def region_uuid(tree: Tree, memdevs: Sequence[Memdev]) -> str:
     """Give the uuid of the pmem region of these memdevs."""
     return str(uuid.uuid5(REGIONS, ",".join(lasting_name(m, tree) for m in memdevs)))
-
-
-def find_decoder(tree: Tree, memdevs: Sequence[Memdev], mode: str, size: int, wanted: str | None) -> str:
-    """Give the root decoder with room for a region of these memdevs."""
-    roots = [d for d in tree.decoders if d.kind == "root" and mode in d.capabilities]
-    above = [_root_of(tree, m) for m in memdevs]
-    fitting = [d for d in roots if all(port in (None, d.port) for port in above)]
-    if wanted is not None:
-        if wanted not in (d.name for d in fitting):
-            raise ParameterError(
-                f"{wanted} is no root decoder for {mode} memory above these memdevs",
-                remedy=f"there is {', '.join(d.name for d in fitting) or 'none'}",
-            )
-        return wanted
-    free = {d.name: (d.size or 0) - sum(r.size or 0 for r in tree.cxl_regions if r.decoder == d.name) for d in fitting}
-    for name, room in free.items():
-        if room >= size:
-            return name
-    raise BackingError(
-        f"no root decoder has {size} bytes free for {mode} memory of {', '.join(m.name for m in memdevs)}"
-        + (f": {', '.join(f'{name} {room}' for name, room in free.items())}" if free else ""),
-        remedy="firmware opens such windows: look at its CXL settings, and at `cxl list -D`",
-    )
-
-
-def _root_of(tree: Tree, memdev: Memdev) -> str | None:
-    """Give the name of the root port above a memdev."""
-    ports = {p.name: p for p in tree.ports}
-    port = next((p for p in tree.ports if p.uport == memdev.name), None)
-    while port is not None and port.kind != "root":
-        port = ports.get(port.parent or "")
-    return port.name if port else None
 
 
 def _id(device: DaxDevice) -> object:

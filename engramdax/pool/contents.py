@@ -9,15 +9,22 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import time
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+from crc32c import crc32c
 
 from engramdax.errors import FormatError, NotAPoolError
+from engramdax.format.geometry import LINE
+from engramdax.format.tombstone import Tombstone
 from engramdax.pool.volume import read_directory, read_superblock
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engramdax.format.superblock import Superblock
     from engramdax.media import MappedMedia
 
 WHOLE_BYTES: Final = 1 << 30
@@ -28,6 +35,9 @@ EDGE_BYTES: Final = 64 << 20
 
 SAMPLE_BYTES: Final = 16 << 20
 PAGE_BYTES: Final = 4096
+TOMBSTONES: Final = (0, 2 << 20)
+"""Where one may stand: a raw namespace has its info block and 2 MiB in front of what was the devdax one's memory."""
+
 SIGNATURE_BYTES: Final = 1 << 20
 """File systems, partition tables and RAID members sign within this much of either end."""
 
@@ -62,9 +72,11 @@ def contents(media: MappedMedia, fd: int) -> Contents:
         except FormatError:
             tables = "a damaged directory"
         return Contents(State.POOL, f"pool {superblock.name} ({superblock.pool}) with {tables}")
+    if _is_what_a_pool_left(media):
+        return Contents(State.EMPTY, "what a pool left that was deprovisioned")
     if found := _signature(media):
         return Contents(State.RECOGNISED, found)
-    if (place := _first_nonzero(media, fd)) is not None:
+    if (place := _first_nonzero(media, _to_look_at(media, fd))) is not None:
         return Contents(State.UNKNOWN, f"unknown bytes at {place}")
     return Contents(State.EMPTY, "nothing")
 
@@ -93,21 +105,74 @@ def signature(path: str) -> str:
     return f"a {kind} signature{' labelled ' + found['LABEL'] if 'LABEL' in found else ''}" if kind else ""
 
 
-def _first_nonzero(media: MappedMedia, fd: int) -> int | None:
-    """Give the offset of the first byte found that is not zero. Files are looked at whole, but for their holes."""
-    size = media.size
+def write_tombstone(media: MappedMedia, superblock: Superblock) -> None:
+    """Say that what a voided pool left is nobody's, as long as it is as it is now."""
+    stone = Tombstone(superblock.pool, superblock.size, int(time.time()), _crc(media, 0, superblock.size))
+    media.store(0, stone.to_bytes())
+    media.fence()
+
+
+def _is_what_a_pool_left(media: MappedMedia) -> bool:
+    """Tell whether nobody has written since a pool was deprovisioned, by the bytes that are looked at anyway."""
+    for start in TOMBSTONES:
+        if start + LINE > media.size:
+            continue
+        media.invalidate(start, LINE)
+        try:
+            stone = Tombstone.from_bytes(media.load(start, LINE), media_bytes=media.size - start)
+        except FormatError:
+            continue
+        end = start + stone.size
+        around = [*_looked_at(0, start), *_looked_at(end, media.size)]
+        return _crc(media, start, end) == stone.crc and _first_nonzero(media, around) is None
+    return False
+
+
+def _crc(media: MappedMedia, start: int, end: int) -> int:
+    """Give a checksum of the bytes that are looked at in a pool, those of its tombstone counted as zeros."""
+    crc = 0
+    for offset, length in _looked_at(start, end):
+        data = _load(media, offset, length)
+        if offset == start:
+            data = bytes(LINE) + data[LINE:]
+        if not _all_zeros(data):  # as most of a new pool is
+            crc = crc32c(data, crc32c((offset - start).to_bytes(8, "little"), crc))
+    return crc
+
+
+def _load(media: MappedMedia, offset: int, length: int) -> bytes:
+    """Load what the media hold now: another host may have written there since this one looked last."""
+    media.invalidate(offset, length)
+    return media.load(offset, length)
+
+
+def _looked_at(start: int, end: int) -> list[tuple[int, int]]:
+    """Give offset and length of each piece that is looked at between two places of a device."""
+    if end - start <= WHOLE_BYTES:
+        return _pieces(start, end)
+    pieces = [*_pieces(start, start + EDGE_BYTES), *_pieces(end - EDGE_BYTES, end)]
+    return pieces + [(at, PAGE_BYTES) for at in range(start + EDGE_BYTES, end - EDGE_BYTES, SAMPLE_BYTES)]
+
+
+def _to_look_at(media: MappedMedia, fd: int) -> list[tuple[int, int]]:
+    """Do the same for all of the media. Files are looked at whole, but for their holes."""
     if stat.S_ISREG(os.fstat(fd).st_mode):
-        pieces = [piece for first, end in _data(fd, size) for piece in _pieces(first, end)]
-    elif size <= WHOLE_BYTES:
-        pieces = _pieces(0, size)
-    else:
-        pieces = [(0, EDGE_BYTES), (size - EDGE_BYTES, EDGE_BYTES)]
-        pieces += [(at, PAGE_BYTES) for at in range(EDGE_BYTES, size - EDGE_BYTES, SAMPLE_BYTES)]
+        return [piece for first, end in _data(fd, media.size) for piece in _pieces(first, end)]
+    return _looked_at(0, media.size)
+
+
+def _first_nonzero(media: MappedMedia, pieces: Sequence[tuple[int, int]]) -> int | None:
+    """Give the offset of the first byte found that is not zero."""
     for offset, length in pieces:
-        bytes_ = np.frombuffer(media.load(offset, length), np.uint8)
-        if bytes_.any():
-            return offset + int(np.flatnonzero(bytes_)[0])
+        data = _load(media, offset, length)
+        if not _all_zeros(data):
+            return offset + int(np.flatnonzero(np.frombuffer(data, np.uint8))[0])
     return None
+
+
+def _all_zeros(data: bytes) -> bool:
+    # max has a vector loop, any makes a truth value of each byte.
+    return not np.frombuffer(data, np.uint8).max(initial=0)
 
 
 def _pieces(first: int, end: int) -> list[tuple[int, int]]:

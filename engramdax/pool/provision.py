@@ -7,6 +7,7 @@ import os
 import stat
 import syslog
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from engramdax.errors import (
     FormatError,
     ParameterError,
     RefusedError,
+    UnreadableError,
 )
 from engramdax.format.directory import Directory, Host
 from engramdax.format.geometry import standard
@@ -29,7 +31,7 @@ from engramdax.format.superblock import Superblock, check_pool_name
 from engramdax.host import host_id, host_name, run_dir
 from engramdax.locks import WriterLock, who_reads
 from engramdax.pool.access import LocalAccess
-from engramdax.pool.contents import Contents, State, contents
+from engramdax.pool.contents import Contents, State, contents, write_tombstone
 from engramdax.pool.proof import other_hosts
 from engramdax.pool.records import Record, forget_record, record_of, write_record
 from engramdax.pool.steps import Step
@@ -172,12 +174,16 @@ def plan_device(
     consent: Consent,
     assembly: Assembly | None = None,
     pool: UUID | None = None,
+    look: bool = True,
 ) -> Plan:
-    """Make a pool on a devdax device that is there; `assembly` is remembered with it, `pool` its uuid if chosen."""
+    """Make a pool on a devdax device that is there; `assembly` is remembered with it, `pool` its uuid if chosen.
+
+    Without `look` what stands there is looked at only when the steps are done, which they do before they write.
+    """
     backing = inspect(path)
     if backing.kind is not Kind.DEVDAX:
         raise ParameterError(f"{path} is a {backing.kind}, no devdax device", remedy="use --file for a file")
-    forgotten = _check_contents(path, consent)
+    forgotten = _check_contents(path, consent, look=look)
     superblock = new_superblock(name, backing.size, shared=shared, pool=pool)
     record = Record(str(superblock.pool), name, str(path), assembly=assembly)
     steps = [*_pool_steps(path, superblock, record, consent, forgotten), _udev_step(path)]
@@ -218,8 +224,14 @@ def plan_removal(path: Path, *, force: bool, give_back: Sequence[Step] = (), pee
     if not force:
         _check_readers(opened.backing, superblock, remedy=UNREAD)
     record = record_of(superblock.pool)
-    steps = [Step(f"make {path} a pool no more", lambda: _void(path, superblock, force=force, peers=peers))]
-    if opened.backing.kind is Kind.DEVDAX:
+    stays = opened.backing.kind is Kind.DEVDAX
+    steps = [
+        Step(
+            f"make {path} a pool no more",
+            lambda: _void(path, superblock, force=force, peers=peers, ended=stays),
+        ),
+    ]
+    if stays:
         steps.append(_udev_step(path))
     else:
         steps.append(Step(f"remove {path} ({superblock.size} bytes)", path.unlink))
@@ -294,11 +306,12 @@ def _pool_steps(
     ]
 
 
-def _check_contents(path: Path, consent: Consent) -> UUID | None:
+def _check_contents(path: Path, consent: Consent, *, look: bool = True) -> UUID | None:
     """Refuse what must not be overwritten; give the uuid of a pool that may be."""
     opened = LocalAccess(path, writable=False)
     try:
-        check_consent(path, contents(opened.media, opened.fd), consent)
+        if look:
+            check_consent(path, contents(opened.media, opened.fd), consent)
         return _check_not_in_use(opened)
     finally:
         opened.close()
@@ -412,7 +425,8 @@ def _initialise(path: Path, superblock: Superblock, consent: Consent) -> None:
     log(f"provisioned pool {superblock.name} ({superblock.pool}) on {path}")
 
 
-def _void(path: Path, superblock: Superblock, *, force: bool, peers: Peers | None = None) -> None:
+def _void(path: Path, superblock: Superblock, *, force: bool, peers: Peers | None = None, ended: bool = False) -> None:
+    """Make it a pool no more; one that `ended`, and was no failed attempt, leaves what may be overwritten."""
     opened = LocalAccess(path, writable=True, peers=peers)
     try:
         with WriterLock(opened.backing, superblock.pool, of=opened.fd):
@@ -424,6 +438,9 @@ def _void(path: Path, superblock: Superblock, *, force: bool, peers: Peers | Non
                 _check_unneeded(opened, superblock, path)
             void_superblocks(opened.media, superblock)
             void_slots(opened.media, superblock)
+            if ended:
+                with suppress(UnreadableError):  # what cannot be read cannot be known again
+                    write_tombstone(opened.media, superblock)
     finally:
         opened.close()
     log(f"voided pool {superblock.name} ({superblock.pool}) on {path}")

@@ -154,15 +154,15 @@ def test_hmem_device_before_it_is_configured_is_disabled(captured: Captured) -> 
     assert (device.driver, device.mode, device.origin) == (None, Mode.DISABLED, Origin.HMEM)
     found = next(f for f in assess(host.read()) if f.part == device)
     assert found.verdict is Verdict.DISABLED
-    assert found.command == f"daxctl reconfigure-device -m devdax {device.name}"
+    assert found.command == f"engramdax provision {device.name}"
 
 
-def test_memdev_in_no_region_is_told_how_to_make_one(captured: Captured) -> None:
+def test_memdev_in_no_region_is_named_by_its_serial(captured: Captured) -> None:
     tree = captured("bare-h0").read()
     commands = {f.part.name: f.command for f in assess(tree) if f.part in tree.memdevs}
     assert commands == {
-        "mem0": "cxl create-region -t ram -d decoder0.0 -m mem0",
-        "mem1": "cxl create-region -t pmem -d decoder0.0 -m mem1",
+        "mem0": "engramdax provision 0xfedcba9876543210",
+        "mem1": "engramdax provision 0xe1",
     }
 
 
@@ -174,7 +174,7 @@ def test_kmem_device_online_is_the_kernels_and_how_much_of_it(captured: Captured
     found = next(f for f in assess(tree) if f.part == device)
     assert found.verdict is Verdict.SYSTEM_RAM
     assert "2 of 2 blocks" in found.why
-    assert found.command == f"daxctl offline-memory {device.name} && daxctl reconfigure-device -m devdax {device.name}"
+    assert found.command == f"engramdax provision --offline-memory --overwrite-unknown {device.name}"
 
 
 def test_kmem_device_offline_can_be_had_back_at_once(captured: Captured) -> None:
@@ -183,7 +183,7 @@ def test_kmem_device_offline_can_be_had_back_at_once(captured: Captured) -> None
     assert (device.mode, device.memory_blocks, device.online_blocks) == (Mode.SYSTEM_RAM, 2, 0)
     found = next(f for f in assess(tree) if f.part == device)
     assert found.verdict is Verdict.SYSTEM_RAM_OFFLINE
-    assert found.command == f"daxctl reconfigure-device -m devdax {device.name}"
+    assert found.command == f"engramdax provision {device.name}"  # it may hold another host's pool, whole
 
 
 def test_several_dax_devices_in_one_region_share_it(captured: Captured) -> None:
@@ -198,14 +198,14 @@ def test_several_dax_devices_in_one_region_share_it(captured: Captured) -> None:
     assert tree.dax_devices_of(memdev) == devices
 
 
-def test_namespace_in_fsdax_mode_is_refused_with_what_recreates_it(captured: Captured) -> None:
+def test_namespace_in_fsdax_mode_is_somebody_s_until_forced(captured: Captured) -> None:
     tree = captured("fsdax-mapdev-disabled-h1").read()
     namespace = tree.namespace("namespace0.0")
     assert namespace is not None
     assert (namespace.mode, namespace.map, namespace.enabled) == ("fsdax", Map.DEV, True)
     found = next(f for f in assess(tree) if f.part == namespace)
     assert found.verdict is Verdict.FOREIGN
-    assert found.command == "ndctl create-namespace -f -e namespace0.0 -m devdax -M mem"
+    assert found.command == "engramdax provision --force namespace0.0"
 
 
 def test_namespace_with_page_structures_on_the_device_says_so(captured: Captured) -> None:

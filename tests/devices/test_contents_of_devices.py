@@ -107,8 +107,20 @@ def test_pool_with_page_structures_on_the_device_is_shown_and_not_to_be_shared(
     assert found.verdict is Verdict.MAP_DEV
     assert found.pool is not None
     assert found.pool.name == "mine"
+    assert found.command == ""  # a host that is alone may have it so
+
+
+def test_device_with_page_structures_on_it_is_to_be_made_anew(captured: Captured, empty: Path) -> None:
+    tree = captured("fsdax-mapdev-disabled-h1").read()
+    device = next(d for d in tree.dax_devices if d.namespace and d.namespace.map is Map.DEV)
     assert device.namespace is not None
+    device = replace(device, node=empty, node_exists=True)
+    found = assess_dax(tree, device)
+    assert (found.verdict, "holds" in found.why) == (Verdict.MAP_DEV, False)
     assert found.command == f"ndctl create-namespace -f -e {device.namespace.name} -m devdax -M mem"
+    with empty.open("r+b") as file:
+        file.write(b"somebody's")
+    assert "holds unknown bytes at 0, if nobody needs that" in assess_dax(tree, device).why
 
 
 def test_looking_changes_nothing(look: Look, make_pool: Callable[..., Path]) -> None:
@@ -149,10 +161,22 @@ def test_mounted_namespace_is_in_use_and_says_where(captured: Captured, tmp_path
     assert namespace is not None
     (block,) = namespace.blocks
     assert block.device is not None
-    line = f"36 29 {block.device[0]}:{block.device[1]} / /mnt/data rw - ext4 /dev/{block.name} rw\n"
+    line = f"36 29 {block.device[0]}:{block.device[1]} / /mnt/my\\040data rw - ext4 /dev/{block.name} rw\n"
     found = next(f for f in assess(tree, proc(tmp_path, line)) if f.part == namespace)
-    assert (found.verdict, "mounted at /mnt/data" in found.why) == (Verdict.IN_USE, True)
-    assert found.command.startswith("umount /mnt/data; ")
+    assert (found.verdict, "mounted at /mnt/my data" in found.why) == (Verdict.IN_USE, True)
+    assert found.command == "umount '/mnt/my data' && engramdax provision --force namespace0.0"
+
+
+def test_namespace_that_is_swapped_on_is_in_use(captured: Captured, tmp_path: Path) -> None:
+    tree = captured("fsdax-mapdev-disabled-h1").read()
+    namespace = tree.namespace("namespace0.0")
+    assert namespace is not None
+    (block,) = namespace.blocks
+    place = proc(tmp_path, "")
+    (place / "swaps").write_text(f"Filename\tType\tSize\tUsed\tPriority\n/dev/{block.name} partition 1020 0 -2\n")
+    found = next(f for f in assess(tree, place) if f.part == namespace)
+    assert (found.verdict, found.why) == (Verdict.IN_USE, "fsdax, swapped on; if nobody needs that")
+    assert found.command == f"swapoff /dev/{block.name} && engramdax provision --force namespace0.0"
 
 
 def test_namespace_that_is_part_of_another_block_device_is_in_use(sysfs: Sysfs) -> None:

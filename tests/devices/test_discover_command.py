@@ -70,8 +70,8 @@ def test_each_device_has_a_row_and_what_helps(on: Run, captured: Captured) -> No
     rows = {line.split()[0]: line for line in out.splitlines()[1:]}
     assert "0xfedcba9876543210" in rows["mem0"]
     assert "mem0: in no region" in out
-    assert "`cxl create-region -t ram -d decoder0.0 -m mem0`" in out
-    assert "`daxctl reconfigure-device -m devdax dax1.0`" in out
+    assert "`engramdax provision 0xfedcba9876543210`" in out
+    assert "`engramdax provision dax1.0`" in out
 
 
 def parts(value: Any) -> Iterator[Any]:

@@ -120,7 +120,7 @@ def test_device_without_a_driver_is_disabled(sysfs: Sysfs) -> None:
     sysfs.dax("dax0.0", driver=None)
     assert one(sysfs.read()).mode is Mode.DISABLED
     found = verdict_of(sysfs.read(), "dax0.0")
-    assert (found.verdict, found.command) == (Verdict.DISABLED, "daxctl reconfigure-device -m devdax dax0.0")
+    assert (found.verdict, found.command) == (Verdict.DISABLED, "engramdax provision dax0.0")
 
 
 def test_device_whose_driver_is_not_loaded_is_told_to_load_it(sysfs: Sysfs) -> None:
@@ -128,7 +128,7 @@ def test_device_whose_driver_is_not_loaded_is_told_to_load_it(sysfs: Sysfs) -> N
     sysfs.dax("dax0.0", driver=None)
     found = verdict_of(sysfs.read(), "dax0.0")
     assert found.verdict is Verdict.NO_DRIVER
-    assert found.command.startswith("modprobe device_dax;")
+    assert found.command == "modprobe device_dax && engramdax provision dax0.0"
 
 
 def test_device_with_an_unknown_driver_is_neither_devdax_nor_ram(sysfs: Sysfs) -> None:
@@ -269,7 +269,7 @@ def test_memdev_too_large_for_every_window_says_so(sysfs: Sysfs) -> None:
     sysfs.root_decoder()
     sysfs.memdev(1, "0x1", ram__size=hex(8 * GIB))
     found = verdict_of(sysfs.read(), "mem1")
-    assert "no window of the host takes" in found.why
+    assert found.why.startswith(f"in no region, and no root decoder has {8 * GIB} bytes free for ram memory of mem1")
     assert found.command == ""
 
 

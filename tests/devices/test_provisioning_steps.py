@@ -14,7 +14,8 @@ from programs import FAILURES, Programs, change, picture
 from trees import MIB, Sysfs, make_node
 
 from engramdax.devices import changes, tools
-from engramdax.devices.provision import Wish, find_decoder, plan_provision, region_uuid
+from engramdax.devices.decoders import find_decoder
+from engramdax.devices.provision import Wish, plan_provision, region_uuid
 from engramdax.devices.system import System
 from engramdax.errors import BackingError, EngramdaxError, ParameterError, RefusedError, ToolError
 from engramdax.pool.steps import carry_out

@@ -14,6 +14,7 @@ from tiny_pool import directory, entry
 from engramdax.demo.checkpoint import write_checkpoint
 from engramdax.format import directory as directories
 from engramdax.format import superblock as superblocks
+from engramdax.format import tombstone as tombstones
 from engramdax.format.directory import MAX_GENERATION, MAX_TABLE_NAME, HotList
 from engramdax.format.geometry import LINE, MIB, SMALLEST_POOL, SUPERBLOCK_BYTES, Extent, standard
 from engramdax.format.layout import ITEM_SIZES, MAX_ROW_BYTES
@@ -74,6 +75,14 @@ def test_the_slot_table_is_the_header_struct() -> None:
     assert rows[0][2] == f"magic, `{directories.MAGIC.to_bytes(8, 'little').decode()}`"
     assert rows[-1][0] == str(LINE)
     assert rows[-2][2] == f"crc32c of bytes 0 to {directories._CHECKED - 1}"
+
+
+def test_the_tombstone_table_is_its_struct() -> None:
+    (rows,) = tables_under("Tombstone")
+    assert places(rows) == [*items(tombstones._LINE)[:5], (44, 16), (60, 4)]
+    assert tombstones._LINE.size == LINE
+    assert rows[0][2] == f"magic, `{tombstones.MAGIC.decode()}`"
+    assert rows[-1][2] == f"crc32c of bytes 0 to {tombstones._CHECKED - 1}"
 
 
 def test_the_places_are_those_that_provisioning_chooses() -> None:

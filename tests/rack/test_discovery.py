@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import pytest
+from batch import engramdax, run_all
 from devices import POOLS, attach, find
 
 from tools.rack.guest import Completed, Guest, Process
@@ -28,9 +29,13 @@ for d in /sys/bus/dax/devices/dax*; do echo "$(basename $d) $(cat $d/size) $(cat
 WITH_LIBRARIES = 'with-libraries "$(command -v python)" -m engramdax'
 
 
-def discover(host: Guest, program: str = "engramdax") -> dict[str, Any]:
-    done = host.run(f"{program} discover --json", timeout=SECONDS)
-    found: dict[str, Any] = json.loads(done.stdout)
+def discover(host: Guest) -> dict[str, Any]:
+    found: dict[str, Any] = run_all(host, engramdax("discover --json"))[0].json()
+    return found
+
+
+def discover_with_libraries(host: Guest) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(host.run(f"{WITH_LIBRARIES} discover --json", timeout=SECONDS).stdout)
     return found
 
 
@@ -101,8 +106,8 @@ def test_each_kind_is_there_on_both_hosts_with_the_same_memory_behind(rack: Rack
 def test_pool_on_each_kind_is_found_on_the_other_host(rack: Rack, attached: dict[str, Any]) -> None:
     first, second = rack.hosts
     options = "--single-host --overwrite-unknown --force"
-    commands = [f"engramdax provision {p} --name {n}-pool {options} --json" for n, p in attached[first.name].items()]
-    made = objects("[" + ",".join(first.run(c, timeout=SECONDS).stdout for c in commands) + "]", "uuid")
+    commands = [f"provision {p} --name {n}-pool {options} --json" for n, p in attached[first.name].items()]
+    made = [done.json() for done in run_all(first, engramdax(*commands))]
     seen = discover(second)["dax_devices"]
     pools = {d["fitness"]["pool"]["name"]: d["fitness"]["pool"]["uuid"] for d in seen if d["fitness"]["pool"]}
     assert {p["name"]: p["uuid"] for p in made} == pools
@@ -111,7 +116,7 @@ def test_pool_on_each_kind_is_found_on_the_other_host(rack: Rack, attached: dict
 
 def test_libraries_agree(rack: Rack, attached: dict[str, Any]) -> None:
     for host in rack.hosts:
-        found = discover(host, WITH_LIBRARIES)
+        found = discover_with_libraries(host)
         assert found["libraries"] == ["daxctl", "ndctl", "cxl"]
         assert found["disagreements"] == []
 
@@ -119,7 +124,7 @@ def test_libraries_agree(rack: Rack, attached: dict[str, Any]) -> None:
 def test_device_in_use_without_a_pool_names_the_process(rack: Rack, attached: dict[str, Any]) -> None:
     host = rack.hosts[0]
     path = attached[host.name]["hmem"]
-    host.run(f"engramdax deprovision --force --pool {path}", check=False, timeout=SECONDS)
+    run_all(host, engramdax(f"deprovision --force --pool {path}"))
     user = host.start_python(f"""
 import mmap, os, time
 memory = mmap.mmap(os.open({path!r}, os.O_RDONLY), 2 << 20, prot=mmap.PROT_READ)
@@ -188,7 +193,7 @@ def test_kmem_memory_is_told_online_and_offline(rack: Rack, attached: dict[str, 
         host.run(f"daxctl reconfigure-device -m system-ram -N {name}")
         offline = by_origin(discover(host))["cxl-ram"]
         host.run(f"daxctl online-memory {name}")
-        found = discover(host, WITH_LIBRARIES)
+        found = discover_with_libraries(host)
     finally:
         host.run(f"daxctl offline-memory {name}; daxctl reconfigure-device -m devdax {name}", check=False)
     assert (offline["mode"], offline["online_blocks"], offline["memory_blocks"]) == ("system-ram", 0, 2)

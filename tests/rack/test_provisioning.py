@@ -7,17 +7,21 @@ import hashlib
 import io
 import os
 import shlex
+import subprocess
+import sys
+import tarfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pytest
-from batch import Command, Result, engramdax, run_all
-from devices import POOLS, find
+from batch import Command, Remedy, Result, engramdax, get_ready, run_all
+from devices import MEMDEV, POOLS, find
 from memory import load, store
 
 from tools.rack.guest import Guest
@@ -43,6 +47,8 @@ def as_new(rack: Rack) -> None:
         if pool.kind is Kind.CXL_PMEM:
             blank(pool.labels(rack.folder), LABEL_BYTES)
     rack.boot(*rack.hosts)
+    for host in rack.hosts:
+        get_ready(host)
 
 
 def blank(file: Path, size: int) -> None:
@@ -86,6 +92,8 @@ class Story:
     results: dict[str, list[Result]] = field(default_factory=dict)
     media: dict[str, dict[str, str]] = field(default_factory=dict)
     rows: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    unit: str = ""
+    """What came of the boot unit."""
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +120,16 @@ def story(rack: Rack, tmp_path_factory: pytest.TempPathFactory) -> Story:
     here = targets(first)
     told.results["provision"] = run_all(first, engramdax(*(f"provision {here[n]} --name {n} --json" for n in POOLS)))
     told.media["provisioned"] = digests(rack)
-    joins = [
-        f"provision --join {TARGETS[n]} --json" if n in TARGETS else f"provision --join --pool {n} --json"
-        for n in POOLS
-    ]
-    told.results["join"] = run_all(second, engramdax(*joins, "provision --join --json", "info --pool ram"))
+    joins: dict[str, Command | Remedy] = {
+        # What the first host wrote is there to be seen, and discover sees it.
+        "nvdimm": Remedy("namespaces", "name", "namespace0.0", ("--json",)),
+        "pmem": Remedy("memdevs", "serial", rack.pools["pmem"].serial, ("--json",)),
+        "ram": Command(f"provision --join {TARGETS['ram']} --json"),
+        "hmem": Command("provision --join --pool hmem --json"),
+    }
+    told.results["join"] = run_all(
+        second, [*(joins[n] for n in POOLS), *engramdax("provision --join --json", "info --pool ram")]
+    )
     told.media["joined"] = digests(rack)
     admissions = [r.json()[0]["admission"].removeprefix("engramdax ") for r in told.results["join"][: len(POOLS)]]
     loads = [f"load {folder}/{n}.npy --name t --pool {n}" for n in POOLS]
@@ -125,13 +138,39 @@ def story(rack: Rack, tmp_path_factory: pytest.TempPathFactory) -> Story:
     told.media["loaded"] = digests(rack)
     gather("before")
     told.media["gathered"] = digests(rack)
-    rack.reboot(*rack.hosts, order=["pmem", "ram"])
+    boot_again(rack, tmp_path_factory.mktemp("root"))
     with ThreadPoolExecutor(2) as threads:
-        again = list(threads.map(lambda host: run_all(host, engramdax("provision --join --json")), rack.hosts))
-    told.results["owner again"], told.results["join again"] = again
+        own = threads.submit(run_all, first, engramdax("provision --join --json"))
+        told.unit = second.run(UNIT, timeout=240).stdout
+        told.results["join again"] = run_all(second, engramdax("provision --join --json"))
+        told.results["owner again"] = own.result()
     told.media["joined again"] = digests(rack)
     gather("after")
     return told
+
+
+UNIT = """
+systemctl is-system-running --wait
+show() { systemctl show --value -p $1 $2; }
+show Result engramdax-join; show ActiveState engramdax-join
+[ $(show InactiveExitTimestampMonotonic engramdax-join) -gt $(show ActiveEnterTimestampMonotonic systemd-udev-trigger) ]
+echo $?
+grep -c ^kmem /proc/modules
+journalctl -u engramdax-join -o cat | grep '^pool'
+"""
+
+
+def boot_again(rack: Rack, root: Path) -> None:
+    """Boot both with memdevs in another order: the owner as ever, the other as what udev install makes of a host."""
+    install = [sys.executable, "-m", "engramdax", "udev", "install", "--keep-kmem-off", "--root", str(root)]
+    subprocess.run(install, check=True, stdout=subprocess.DEVNULL)
+    first, second = rack.hosts
+    for host in rack.hosts:
+        host.shut_down()
+    first.boot(["pmem", "ram"])
+    second.boot(["pmem", "ram"], systemd=root)
+    for host in rack.hosts:
+        host.wait_ready()
 
 
 def by_pool(results: list[Result]) -> dict[str, Any]:
@@ -148,6 +187,13 @@ def test_provisioned_pool_is_joined_admitted_loaded_and_gathered(story: Story, r
     by_pool(story.results["load"])[pool].succeeded()
     by_pool(story.results["gather before"])[pool].succeeded()
     assert story.rows["before"][pool] == story.tables[pool][story.ids].tobytes()
+
+
+def test_discover_prints_how_to_join_what_another_host_provisioned(story: Story) -> None:
+    joined = by_pool(story.results["join"])
+    for pool, command in {"nvdimm": "--join namespace0.0", "pmem": "--join 0xe1"}.items():
+        assert joined[pool].fitness["command"] == f"engramdax provision {command}"
+        assert joined[pool].fitness["verdict"] == "unused"
 
 
 def test_host_that_is_not_admitted_is_told_what_the_owner_has_to_run(story: Story) -> None:
@@ -183,6 +229,14 @@ def test_after_a_reboot_in_another_order_the_same_pool_is_there_by_its_name(stor
         (found,) = [p for p in story.results[host][0].json() if p["name"] == pool]
         assert (found["uuid"], found["admitted"]) == (uuid, True)
     assert story.rows["after"][pool] == story.tables[pool][story.ids].tobytes()
+
+
+def test_boot_unit_makes_the_pools_visible_once_udev_has_found_their_devices(story: Story) -> None:
+    system, result, state, after_udev, kmem, *pools = story.unit.splitlines()
+    assert (system, result, state, after_udev, kmem) == ("running", "success", "active", "0", "0")
+    assert sorted(line.split()[1] for line in pools) == sorted(POOLS)
+    # Nothing was left to do.
+    assert all(pool["steps"] == [] for pool in story.results["join again"][0].json())
 
 
 READER = """
@@ -286,17 +340,26 @@ def test_file_systems_mounts_and_other_modes_are_refused(host: Guest, rack: Rack
         for result in results:
             result.failed(3, "namespace0.0 is in use: /dev/pmem0 is mounted")
         assert host.run("cat /run/mnt/file").stdout == "kept\n"
+        # The command that says so unmounts it, and then it can be had.
+        forced, gone, mode = run_all(
+            host,
+            [
+                Remedy("namespaces", "name", "namespace0.0", ("--name", "unmounted")),
+                Command("deprovision"),
+                "cat /sys/bus/nd/devices/namespace0.0/mode; mkfs.ext4 -q /dev/pmem0",
+            ],
+        )
+        assert forced.fitness["verdict"] == "in-use"
+        assert forced.fitness["why"] == "fsdax, mounted at /run/mnt; if nobody needs that"
+        assert forced.fitness["command"] == "umount /run/mnt && engramdax provision --force namespace0.0"
+        assert "pool unmounted (" in forced.succeeded().out
+        gone.succeeded()
+        assert mode.succeeded().out == "memory\n"  # fsdax, as it was
     finally:
-        host.run("umount /run/mnt")
+        host.run("umount /run/mnt", check=False)
     with unchanged(rack):
         (refused,) = run_all(host, engramdax("provision namespace0.0"))
     refused.failed(3, "namespace0.0 holds a ext4 signature, in fsdax mode", "--force")
-    made, gone = run_all(
-        host, engramdax("provision namespace0.0 --force --name forced --json", "deprovision --pool forced")
-    )
-    assert made.json()["name"] == "forced"
-    gone.succeeded()
-    assert host.run("cat /sys/bus/nd/devices/namespace0.0/mode").stdout == "memory\n"  # fsdax, as it was
     host.run("ndctl create-namespace -f -e namespace0.0 -m raw")
 
 
@@ -324,26 +387,52 @@ def test_foreign_superblock_and_device_in_use_are_refused(host: Guest, rack: Rac
 
 
 def test_system_ram_is_refused_until_it_may_be_taken(host: Guest, prefix: Prefix) -> None:
-    memdev = "$(basename $(dirname $(grep -lx 0xfedcba9876543210 /sys/bus/cxl/devices/mem*/serial)))"
-    host.run(f"cxl create-region -t ram -d decoder0.0 -m {memdev}")
+    memdev = MEMDEV.format(serial=0xFEDC_BA98_7654_3210)
+    host.run(f"{memdev} cxl create-region -t ram -d decoder0.0 -m $memdev")
     name = host.run("basename $(ls -d /sys/bus/cxl/devices/region*/dax_region*/dax*.0)").stdout.strip()
     host.run(f"daxctl reconfigure-device -m system-ram {name}")
+    block = "$(dirname $(grep -lx Movable /sys/devices/system/memory/memory*/valid_zones | head -1))/state"
+    # Each way to fail at each of daxctl's steps, by the real program as far as it gets.
+    failures = {
+        "offline-memory does nothing": ("offline-memory", "exit 0"),
+        "offline-memory dies half-way": ("offline-memory", f"echo offline >{block}; kill -9 $$"),
+        "reconfigure-device finds it busy": ("reconfigure-device", f'REAL online-memory {name}; exec REAL "$@"'),
+        "reconfigure-device dies half-way": ("reconfigure-device", f"REAL disable-device {name}; kill -9 $$"),
+        "reconfigure-device does nothing": ("reconfigure-device", "exit 0"),
+    }
+    listing = f"daxctl list -d {name}"
+    failing: list[str | Command | Remedy] = []
+    for path in wrap(host, prefix, *(("daxctl", verb, script) for verb, script in failures.values())):
+        failing += [Command(f"provision {name} --offline-memory --overwrite-unknown", path, settle=1), listing]
+    taking = Remedy("dax_devices", "name", name, ("--json",))
     try:
-        refused, driver, taken, gone, mode = run_all(
+        refused, before, *failed, taken, gone, mode, again, end = run_all(
             host,
             [
                 Command(f"provision {name} --force --overwrite-unknown"),
-                f"daxctl list -d {name}",
-                Command(f"provision {name} --offline-memory --overwrite-unknown --name taken --json"),
-                Command("deprovision --pool taken"),
-                f"daxctl list -d {name}",
+                listing,
+                *failing,
+                taking,
+                Command("deprovision"),
+                listing,
+                # What its pool left is nobody's, and that the kernel had it before does not matter any more.
+                taking,
+                Command("deprovision"),
             ],
         )
         refused.failed(3, f"{name} is online as system RAM (2 of 2 blocks)", "--offline-memory", "EBUSY")
-        assert '"online_memblocks":2' in driver.out
-        assert taken.json()["name"] == "taken"
-        gone.succeeded()
+        assert '"online_memblocks":2' in before.out
+        for (failure, (verb, _)), done, after in zip(failures.items(), failed[::2], failed[1::2], strict=True):
+            done.failed(3 if "busy" in failure else 1, f"`daxctl {verb} ")
+            assert "failed too" not in done.err
+            assert after.out == before.out, failure
+        assert taken.fitness["command"] == f"engramdax provision --offline-memory --overwrite-unknown {name}"
+        assert taken.json()["name"] == name
         assert '"system-ram"' in mode.out
+        assert again.fitness["verdict"] == "system-ram-offline"
+        assert again.fitness["command"] == f"engramdax provision {name}"
+        for result in (gone, again, end):
+            result.succeeded()
     finally:
         host.run(
             f"daxctl offline-memory {name}; daxctl disable-device {name}; cxl destroy-region -f all; "
@@ -357,8 +446,24 @@ def test_namespace_with_page_structures_on_the_device_is_unfit_for_sharing(host:
     host.run("ndctl create-namespace -f -e namespace0.0 -m devdax -M dev")
     with unchanged(rack):
         (refused, join) = run_all(host, engramdax("provision namespace0.0 --force", "provision --join namespace0.0"))
+        # The other host has it raw still: if the kernel looked, it would write its own page structures there.
+        (other,) = run_all(rack.hosts[1], engramdax("provision --join namespace0.0"))
     refused.failed(3, "namespace0.0 is unfit for sharing: its page structures are on the device (map=dev)", "-M mem")
     join.failed(3, "namespace0.0 is unfit for sharing")
+    other.failed(3, "namespace0.0 is unfit for sharing")
+    made, device, gone = run_all(
+        host,
+        [
+            Remedy("dax_devices", "origin", "nvdimm"),
+            Remedy("dax_devices", "origin", "nvdimm"),
+            Command("deprovision"),
+        ],
+    )
+    assert made.succeeded().fitness["verdict"] == "map-dev"
+    assert made.fitness["command"] == "ndctl create-namespace -f -e namespace0.0 -m devdax -M mem"
+    assert device.fitness["command"].startswith("engramdax provision --overwrite-unknown /dev/dax")
+    for result in (device, gone):
+        result.succeeded()
     host.run("ndctl create-namespace -f -e namespace0.0 -m raw")
 
 
@@ -367,12 +472,14 @@ FAILURES = {
     "no device": "exit 250",
     "nothing done": "echo created 0 namespaces >&2; exit 0",
     "killed before": "kill -9 $$",
-    "killed behind": '{real} "$@" >/dev/null; kill -9 $$',
 }
-"""What a wrapper does in the place of the real program. "behind" it has done its work, which is then believed."""
+"""What a wrapper does in the place of the real program."""
+
+KILLED_BEHIND = 'REAL "$@" >/dev/null; kill -9 $$'
+"""It has done its work, which is then believed."""
 
 
-def test_step_made_to_fail_leaves_what_was_there_before(host: Guest, rack: Rack) -> None:
+def test_step_made_to_fail_leaves_what_was_there_before(host: Guest, rack: Rack, prefix: Prefix) -> None:
     listing = (
         "cd /sys/bus; ls nd/devices cxl/devices dax/devices; grep . nd/devices/*/{mode,size,holder} "
         "cxl/devices/mem*/serial; ls -d dax/devices/*/driver"
@@ -386,14 +493,9 @@ def test_step_made_to_fail_leaves_what_was_there_before(host: Guest, rack: Rack)
     positions: list[tuple[str, str, str]] = []
     for program, verb, target in cases:
         for failure, script in FAILURES.items():
-            if failure == "killed behind":
-                continue
-            folder = f"/run/wrappers/{program}-{failure.replace(' ', '-')}"
-            wrap(host, folder, program, verb, script)
-            commands += [
-                Command(f"provision {target} --overwrite-unknown", f"{folder}:{host._environment['PATH']}"),
-                listing,
-            ]
+            (path,) = wrap(host, prefix, (program, verb, script))
+            # What does not come is not worth the wait that what comes may need.
+            commands += [Command(f"provision {target} --overwrite-unknown", path, settle=1), listing]
             positions.append((program, verb, failure))
     for missing in ("cxl", "ndctl"):
         other = {"cxl": "ndctl", "ndctl": "cxl"}[missing]
@@ -419,13 +521,21 @@ def test_step_made_to_fail_leaves_what_was_there_before(host: Guest, rack: Rack)
         assert after.out == before.out, f"{program} {verb} {failure}"
 
 
-def wrap(host: Guest, folder: str, program: str, verb: str, script: str) -> None:
-    """Put a wrapper around a real program into a folder of the guest."""
-    real = host.run(f"command -v {program}").stdout.strip()
-    text = f'#!/bin/sh\n[ "$1" = {verb} ] && {{ {script.format(real=real)}; }}\nexec {real} "$@"\n'
-    host.run(f"mkdir -p {folder}")
-    host.put(f"{folder}/{program}", text.encode())
-    host.run(["chmod", "+x", f"{folder}/{program}"])
+def wrap(host: Guest, prefix: Prefix, *wrappers: tuple[str, str, str]) -> list[str]:
+    """Put scripts before verbs of real programs, REAL in the scripts; gives for each a PATH with it."""
+    archive = io.BytesIO()
+    paths = []
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for program, verb, script in wrappers:
+            folder = f"run/wrappers/{uuid4()}"
+            text = f'#!/bin/bash\nif [ "$1" = {verb} ]; then\n{script}\nfi\nexec REAL "$@"\n'
+            content = text.replace("REAL", str(prefix.bin / program)).encode()
+            file = tarfile.TarInfo(f"{folder}/{program}")
+            file.size, file.mode = len(content), 0o755
+            tar.addfile(file, io.BytesIO(content))
+            paths.append(f"/{folder}:{host._environment['PATH']}")
+    host.run("tar x", stdin=archive.getvalue())
+    return paths
 
 
 @contextmanager
@@ -436,9 +546,8 @@ def unchanged_but_labels(rack: Rack) -> Iterator[None]:
     assert {name: text for name, text in digests(rack).items() if not name.endswith(".labels")} == before
 
 
-def test_program_that_died_after_its_work_is_believed_by_its_work(host: Guest) -> None:
-    wrap(host, "/run/wrappers/died", "ndctl", "create-namespace", FAILURES["killed behind"])
-    path = f"/run/wrappers/died:{host._environment['PATH']}"
+def test_program_that_died_after_its_work_is_believed_by_its_work(host: Guest, prefix: Prefix) -> None:
+    (path,) = wrap(host, prefix, ("ndctl", "create-namespace", KILLED_BEHIND))
     made, gone = run_all(
         host,
         [

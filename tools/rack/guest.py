@@ -82,23 +82,26 @@ class Guest:
 
     # Life and death.
 
-    def boot(self, order: Sequence[str] | None = None) -> None:
+    def boot(self, order: Sequence[str] | None = None, *, systemd: Path | None = None) -> None:
         """Switch the machine on and return at once; `wait_ready` waits for its agent.
 
         `order` names the CXL pools in the order of the ports that they are plugged into. Unless the rack outlives
         this process, the guest ends with the thread that boots it.
+
+        With `systemd` that is process 1, and udev loads the drivers of the memory, as on a real host; the agent may
+        answer before. The files in this folder lie over the guest's root.
         """
         if self.alive:
             raise RackError(f"{self.name} is running already")
         self.folder.mkdir(exist_ok=True)
         if not self._disk.exists():
             self._make_disk()
-        (self.folder / "initramfs").write_bytes(initramfs(self._prefix))
+        (self.folder / "initramfs").write_bytes(initramfs(self._prefix, udev=systemd is not None))
         for name in ("agent", "qmp", "shell"):
             (self.folder / name).unlink(missing_ok=True)
         with (self.folder / "qemu.log").open("wb") as log:
             self._process = subprocess.Popen(
-                self._command(order), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                self._command(order, systemd), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         (self.folder / "pid").write_text(str(self._process.pid))
 
@@ -267,7 +270,7 @@ class Guest:
             [self._prefix.bin / "mkfs.ext4", "-q", "-F", "-m", "0", self._disk], check=True, capture_output=True
         )
 
-    def _command(self, order: Sequence[str] | None) -> list[str]:
+    def _command(self, order: Sequence[str] | None, systemd: Path | None) -> list[str]:
         pools = list(self._pools.values())
         if order is None:
             # Each host finds them in another order, as real ones do: nothing may rely on names like mem0.
@@ -282,6 +285,7 @@ class Guest:
             f"rack.modules={self._prefix.modules}",
             f"rack.python={python}",
             f"rack.agent={Path(__file__).with_name('agent.py').resolve()}",
+            *([f"rack.layer={systemd.resolve()}"] if systemd else ()),
         ]
         return [
             str(self._prefix.bin / "qemu-system-x86_64"),
@@ -303,10 +307,16 @@ class Guest:
             *("-device", "virtserialport,nr=1,chardev=agent"),
             *("-fsdev", "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap"),
             *("-device", "virtio-9p-pci,fsdev=root,mount_tag=root,bus=pcie.0"),
+            *(self._systemd_arguments() if systemd else ()),
             *("-drive", f"if=none,id=disk,format=raw,file={self._disk}"),
             *("-device", "virtio-blk-pci,drive=disk,bus=pcie.0"),
             *network.arguments(self.number, self._hosts, self._rack),
         ]
+
+    def _systemd_arguments(self) -> tuple[str, ...]:
+        # A share of its own: overlayfs takes no folder over one that it lies in.
+        share = f"local,id=prefix,path={self._prefix.root},security_model=none,readonly=on,multidevs=remap"
+        return ("-fsdev", share, "-device", "virtio-9p-pci,fsdev=prefix,mount_tag=prefix,bus=pcie.0")
 
     @property
     def _environment(self) -> dict[str, str]:

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The archive that a guest boots from: busybox, modules, and a script that finds the root and starts the agent."""
+"""The archive that a guest boots from: busybox, modules, and a script that finds the root and starts process 1 there.
+
+That is the agent, or systemd, of which the agent is a service then.
+"""
 
 from __future__ import annotations
 
 import io
 from typing import TYPE_CHECKING, Final
 
-from tools.rack.kernel import DEVICE_MODULES, ROOT_MODULES, load_modules
+from tools.rack.kernel import DEVICE_MODULES, NETWORK_MODULE, ROOT_MODULES, load_modules
 
 if TYPE_CHECKING:
     from tools.rack.prefix import Prefix
@@ -34,7 +37,12 @@ echo 1 > /sys/bus/pci/drivers_autoprobe
 # loose: nothing is asked twice. What changes on the machine after the boot may stay unseen here.
 $b mount -t 9p -o ro,trans=virtio,version=9p2000.L,msize=512000,cache=loose root /host || fail "no root"
 $b mount -t tmpfs tmpfs /rw; $b mkdir -p /rw/upper /rw/work
-$b mount -t overlay -o lowerdir=/host,upperdir=/rw/upper,workdir=/rw/work overlay /new || fail "no overlay"
+lower=/host
+if [ -n "$layer" ]; then
+    $b mkdir -p /prefix; lower=/prefix:/host
+    $b mount -t 9p -o ro,trans=virtio,version=9p2000.L,msize=512000,cache=loose prefix /prefix || fail "no prefix"
+fi
+$b mount -t overlay -o lowerdir=$lower,upperdir=/rw/upper,workdir=/rw/work overlay /new || fail "no overlay"
 for name in proc sys dev; do $b mkdir -p /new/$name; $b mount --move /$name /new/$name; done
 for name in run tmp; do $b mkdir -p /new/$name; done
 $b mount -t tmpfs tmpfs /new/run
@@ -44,20 +52,48 @@ release=$($b uname -r)
 $b mkdir -p /new/lib/modules/$release; $b mount --bind /host$modules /new/lib/modules/$release
 # The one thing that outlives a boot, on a disk of the guest's own.
 $b mkdir -p /new/var/lib/engramdax; $b mount -t ext4 -o noatime /new/dev/vda /new/var/lib/engramdax || fail "no disk"
-exec $b switch_root /new $python -I -S $agent
+[ -n "$layer" ] || exec $b switch_root /new $python -I -S $agent
+
+# systemd and its units are the prefix's. What the machine's would start, or mount, is not for a guest.
+units=/new/etc/systemd/system
+$b rm -rf /new/etc/systemd /new/usr/local/lib/systemd /new/usr/lib/systemd/system-generators
+$b mount --bind /prefix/usr/lib/systemd/system /new/usr/lib/systemd/system
+$b mkdir -p $units/multi-user.target.wants
+for unit in UNWANTED; do $b ln -s /dev/null $units/$unit; done
+printf '[Unit]\nDescription=Agent\nDefaultDependencies=no\n[Service]\nExecStart=%s -I -S %s\n' \
+    $python $agent > $units/rack-agent.service
+$b ln -s ../rack-agent.service $units/multi-user.target.wants/
+[ -s /new/etc/machine-id ] || $b tr -d - < /proc/sys/kernel/random/uuid > /new/etc/machine-id
+$b cp -a /host$layer/. /new/
+exec $b switch_root /new /usr/lib/systemd/systemd --unit=multi-user.target
 """
 
+UNWANTED: Final = (
+    # It would hide what the machine has in /tmp, or empty it.
+    *("tmp.mount", "systemd-tmpfiles-clean.timer"),
+    # They take an emulated processor seconds or minutes, for what nothing here needs.
+    *("ldconfig.service", "systemd-hwdb-update.service", "systemd-journal-catalog-update.service"),
+    *("getty.target", "systemd-logind.service", "systemd-firstboot.service", "systemd-binfmt.service"),
+    *("proc-sys-fs-binfmt_misc.automount", "systemd-sysctl.service", "kmod-static-nodes.service"),
+    *("sys-kernel-config.mount", "sys-fs-fuse-connections.mount", "dev-mqueue.mount", "dev-hugepages.mount"),
+)
+"""Units that a guest with systemd does without."""
 
-def initramfs(prefix: Prefix) -> bytes:
-    """Give the archive, uncompressed: a cpio of format newc."""
+
+def initramfs(prefix: Prefix, *, udev: bool = False) -> bytes:
+    """Give the archive, uncompressed: a cpio of format newc.
+
+    Drivers of the memory are loaded by it, unless `udev` is to do that, as on a real host.
+    """
     archive = _Archive()
     for name in ("bin", "dev", "modules"):
         archive.add(name, DIRECTORY)
     archive.add("dev/console", CONSOLE, device=(5, 1))
     archive.add("bin/busybox", PROGRAM, prefix.busybox.read_bytes())
-    archive.add("init", PROGRAM, SCRIPT.encode())
+    archive.add("init", PROGRAM, SCRIPT.replace("UNWANTED", " ".join(UNWANTED)).encode())
     order = []
-    for name, content in load_modules(prefix.modules, (*ROOT_MODULES, *DEVICE_MODULES)):
+    devices = () if udev else DEVICE_MODULES
+    for name, content in load_modules(prefix.modules, (*ROOT_MODULES, NETWORK_MODULE, *devices)):
         archive.add(f"modules/{name}.ko", FILE, content)
         order.append(name)
     archive.add("modules/order", FILE, " ".join(order).encode())

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 ROOT_MODULES: Final = ("9pnet_virtio", "9p", "overlay", "virtio_blk", "crc32c_generic", "ext4")
 """What the root and the guest's own disk need. ext4 asks for crc32c by name only once it mounts."""
 
+NETWORK_MODULE: Final = "virtio_net"
+
 DEVICE_MODULES: Final = (
     *("nfit", "nd_pmem", "device_dax", "dax_pmem", "dax_hmem"),
-    *("cxl_acpi", "cxl_pci", "cxl_mem", "cxl_port", "cxl_pmem", "dax_cxl", "virtio_net"),
+    *("cxl_acpi", "cxl_pci", "cxl_mem", "cxl_port", "cxl_pmem", "dax_cxl"),
 )
 """What every guest has. kmem is not among them: with it Debian's kernel makes a CXL ram region the private system
 RAM of the first host that creates it, and of a shared pool nothing is left. `modprobe kmem` loads it."""

@@ -41,7 +41,7 @@ PACKAGES: Final = (
 )
 KERNEL_PACKAGE: Final = "linux-image-amd64"
 
-UNUSED: Final = ("dpkg_", "ipxe-qemu_", "libperl", "perl", "systemd_")
+UNUSED: Final = ("dpkg_", "ipxe-qemu_", "libperl", "perl")
 """Packages that others want installed with them; no program used here needs a file of theirs."""
 
 PROGRAMS: Final = {
@@ -67,6 +67,11 @@ class Prefix:
     """A folder with everything that a rack needs; `set_up` gives it."""
 
     path: Path
+
+    @property
+    def root(self) -> Path:
+        """All that was unpacked, as a root has it."""
+        return self.path / "root"
 
     @property
     def bin(self) -> Path:
