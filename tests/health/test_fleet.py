@@ -22,7 +22,8 @@ from engramdax.health.finding import State
 from engramdax.health.hosts import Comparison, examine_hosts
 from engramdax.health.report import examine
 
-SINGLES = 16
+HOSTS = 64 if os.environ.get("ENGRAMDAX_ALL") else 16
+SINGLES = HOSTS // 4
 """Single runs that those of many hosts are compared with, half of them before and half of them after."""
 
 ENGRAMDAX = f"{shlex.quote(sys.executable)} -m engramdax"
@@ -143,7 +144,7 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_64_hosts_cost_little_more_than_64_single_runs(pool: Path, tmp_path: Path) -> None:
+def test_many_hosts_at_once_all_report(pool: Path, tmp_path: Path, figure: Callable[[str], None]) -> None:
     """Each with a state of its own, as hosts have. They share a /proc, which hosts do not: readers are left out."""
     own = f"env ENGRAMDAX_STATE_DIR={tmp_path}/state-%host ENGRAMDAX_RUN_DIR={tmp_path}/run-%host {ENGRAMDAX}"
     options = ["--pool", str(pool), "--skip", "pool.bandwidth", "--skip", "pool.readers"]
@@ -167,8 +168,9 @@ def test_64_hosts_cost_little_more_than_64_single_runs(pool: Path, tmp_path: Pat
         assert [process.wait() for process in running] == [0] * len(running)
 
     before, _ = seconds(lambda: singles(range(SINGLES // 2)))
-    together, comparison = seconds(lambda: examine_hosts(Fleet("node[1-64]", own, timeout=280), options))
+    together, comparison = seconds(lambda: examine_hosts(Fleet(f"node[1-{HOSTS}]", own, timeout=280), options))
     after, _ = seconds(lambda: singles(range(SINGLES // 2, SINGLES)))
     assert set(by_host(comparison).values()) == {Answered.REPORT}
     assert comparison.state is State.OK
-    assert together / 64 <= 1.3 * (before + after) / SINGLES
+    ratio = together / HOSTS / ((before + after) / SINGLES)
+    figure(f"{HOSTS} hosts take {ratio:.2f} times the CPU time of single runs")

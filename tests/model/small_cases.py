@@ -54,8 +54,8 @@ def prepared() -> World:
     return world
 
 
-def short() -> AbstractContextManager[None]:
-    return small_scale(0, settle_seconds=0.0, retry_seconds=0.05)
+def short(ids: int) -> AbstractContextManager[None]:
+    return small_scale(ids, settle_seconds=0.0, retry_seconds=0.05)
 
 
 def copy_of(start: World, chance: Policy) -> World:
@@ -102,14 +102,14 @@ def run_case(operation: str, other: str, stores: float, strides: tuple[int, int]
     """Run a case for every so many i and j; give the number of schedules and of states in which they ended."""
     schedules = 0
     ends: set[tuple[object, ...]] = set()
-    with short():
+    with short(0):
         start = prepared()
     for first in count(0, strides[0]):
         writer_ended = False
         for second in count(0, strides[1]):
             other_ended = False
             for fate in FATES:
-                with short():
+                with short(1):  # no load has the id of the one that is there
                     world = copy_of(start, Policy(stores))
                     writer_host, other_host = world.rack.hosts
                     writer = world.rack.start(writer_host, world.attempt(OPERATIONS[operation](world)), operation)

@@ -47,7 +47,7 @@ def test_verify_calls_blocks_damaged_that_cannot_be_read(truncated) -> None:
     extent = table.entry.extent
     os.truncate(pool.backing.path, extent.offset + MIB)
     # The checksums lie behind the rows and are gone, too.
-    with pytest.raises(DamagedTableError, match="checksums are damaged"):
+    with pytest.raises(DamagedTableError, match="checksums of table t are damaged"):
         table.verify()
 
 
