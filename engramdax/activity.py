@@ -15,6 +15,7 @@ from engramdax.counters import (
     CALLS_BITS,
     CALLS_SHIFT,
     COUNTS,
+    FOLDER,
     HEADER,
     MAGIC,
     PAGE_BYTES,
@@ -133,10 +134,10 @@ def _folders() -> Iterator[Path]:
     folders = []
     with suppress(EngramdaxError):  # a user without a home
         folders.append(counters_dir())
-    folders.append(SYSTEM_RUN / "counters")
+    folders.append(SYSTEM_RUN / FOLDER)
     if os.geteuid() == 0:
         with suppress(OSError):
-            folders += [user / "engramdax" / "counters" for user in USERS.iterdir()]
+            folders += [user / "engramdax" / FOLDER for user in USERS.iterdir()]
     yield from dict.fromkeys(folders)
 
 

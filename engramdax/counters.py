@@ -42,6 +42,9 @@ VERSION: Final = 1
 SLOT_BYTES: Final = 256
 SLOTS: Final = 255
 PAGE_BYTES: Final = SLOT_BYTES * (1 + SLOTS)
+FOLDER: Final = "counters"
+"""Of the pages, in a run directory."""
+
 PAGE_NAME: Final = re.compile(r"\d+-[0-9a-f]{8}")
 MODE: Final = 0o644
 TRIES: Final = 8
@@ -64,7 +67,7 @@ CALLS_BITS: Final = 64 - CALLS_SHIFT
 
 def counters_dir() -> Path:
     """Where this user's processes keep their pages."""
-    return run_dir() / "counters"
+    return run_dir() / FOLDER
 
 
 class Counter:

@@ -2,9 +2,10 @@
 """Who this host is, and where it keeps what belongs to it alone.
 
 /var/lib/engramdax holds what outlives a boot (host id, records of what provisioning made, writer locks),
-/run/engramdax what must not (pins of readers). Root makes both at first need; whoever may write there uses
-them, too. A user without access to them, on a laptop say, has the XDG directories instead; such a user can
-have only pools in files, whose locks lie on the file itself. ENGRAMDAX_STATE_DIR and ENGRAMDAX_RUN_DIR override.
+/run/engramdax what must not (pins of readers, counters of what they gather). Root makes both at first need;
+whoever may write there uses them, too. A user without access to them, on a laptop say, has the XDG directories
+instead; such a user can have only pools in files, whose locks lie on the file itself. ENGRAMDAX_STATE_DIR and
+ENGRAMDAX_RUN_DIR override.
 """
 
 from __future__ import annotations

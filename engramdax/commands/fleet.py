@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from engramdax.fleet import chosen_fleet
+from engramdax.fleet import TIMEOUT_SECONDS, chosen_fleet
 from engramdax.pool.peers import FleetPeers
 
 HostsOption = Annotated[
@@ -15,7 +15,9 @@ HostsOption = Annotated[
 ]
 TimeoutOption = Annotated[
     float | None,
-    typer.Option("--timeout", metavar="SECONDS", help="With --hosts: how long one may take; 15 unless given."),
+    typer.Option(
+        "--timeout", metavar="SECONDS", help=f"With --hosts: how long one may take; {TIMEOUT_SECONDS:g} unless given."
+    ),
 ]
 ProgramOption = Annotated[
     str | None, typer.Option("--program", metavar="COMMAND", help="With --hosts: how engramdax is started there.")

@@ -42,7 +42,8 @@ def list_hosts(
 ) -> None:
     """List the hosts that a shared pool admits, or admit and forget one.
 
-    With --hosts also the processes that have the pool open there, and the oldest generation that each holds.
+    With --hosts, or where a file says whom to ask, also the processes that have the pool open there, and the oldest
+    generation that each holds.
     """
     if context.invoked_subcommand is not None:
         return

@@ -155,7 +155,7 @@ def _looked_at(start: int, end: int) -> list[tuple[int, int]]:
 
 
 def _to_look_at(media: MappedMedia, fd: int) -> list[tuple[int, int]]:
-    """Do the same for all of the media. Files are looked at whole, but for their holes."""
+    """Give offset and length of each piece of the media that is looked at; of files all, but for their holes."""
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return [piece for first, end in _data(fd, media.size) for piece in _pieces(first, end)]
     return _looked_at(0, media.size)

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 ENVIRONMENT: Final = "ENGRAMDAX_ASK"
 TIMEOUT_SECONDS: Final = 20
 
+_UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What reading something that is no answer of `engramdax info --json` ends with."""
+
 UNASKED: Final = f'nothing says how to ask: give --hosts NODESET, or write hosts = "NODESET" into {SETTING}'
 
 
@@ -116,7 +119,7 @@ class CommandPeers:
     `template` is split as a shell would, then {host}, {id} and {pool} are filled in. ParameterError where it cannot be.
     """
 
-    problems = (f"the command in {ENVIRONMENT} gave no answer of it",)
+    problems = (f"the command in {ENVIRONMENT} gave no answer of theirs",)
 
     def __init__(self, template: str) -> None:
         try:
@@ -143,9 +146,6 @@ class CommandPeers:
         except (OSError, subprocess.SubprocessError, NoAnswerError, *_UNREADABLE):
             return None
         return answer if answering == host.id else None
-
-
-_UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def _read(value: Any, pool: UUID) -> tuple[UUID, Answer]:

@@ -178,7 +178,7 @@ def plan_device(
 ) -> Plan:
     """Make a pool on a devdax device that is there; `assembly` is remembered with it, `pool` its uuid if chosen.
 
-    Without `look` what stands there is looked at only when the steps are done, which they do before they write.
+    Without `look` this plan looks at nothing that stands there: its steps do, before they write.
     """
     backing = inspect(path)
     if backing.kind is not Kind.DEVDAX:

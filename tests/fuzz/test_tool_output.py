@@ -147,8 +147,8 @@ def examine(host: Host, mutant: Mutant) -> str:
 
 def examine_answer(said: str) -> bool:
     """Compare a host that says this with others that are well; tell whether that was a report."""
-    answer = _answer(Output("a", said, "", 0), 15)
-    good = [_answer(Output(name, whole()["health-report.json"].decode(), "", 0), 15) for name in "bc"]
+    answer = _answer(Output("a", said, "", 0))
+    good = [_answer(Output(name, whole()["health-report.json"].decode(), "", 0)) for name in "bc"]
     assert [a.answered for a in good] == [Answered.REPORT] * 2
     answers = (answer, *good)
     _behind(answers)
