@@ -171,24 +171,31 @@ class Page:
 
     def after_fork(self, *, child: bool) -> None:
         """Give the child a page of its own: what it counts is not the parent's work."""
-        if child:
-            tables = bytes(self._view)
-            if self._fd >= 0:
-                os.close(self._fd)
-            try:
-                self._path, self._fd = _make_file()
-            except (OSError, EngramdaxError):
-                self._fd = -1
-            self.mapping.replace(self._fd)
-            for slot, _ in self._used.values():
-                at = SLOT_BYTES * (1 + slot) + TABLE_AT
-                self._view[at : at + TABLE.size] = tables[at : at + TABLE.size]
-            self._write_header()
-        self._mutex.release()
+        try:
+            if child:
+                self._begin_anew()
+        finally:
+            self._mutex.release()
         self._settle()
 
+    def _begin_anew(self) -> None:
+        tables = bytes(self._view)
+        if self._fd >= 0:
+            os.close(self._fd)
+        try:
+            self._path, self._fd = _make_file()
+        except (OSError, EngramdaxError):
+            self._fd = -1
+        self.mapping.replace(self._fd)
+        for slot, _ in self._used.values():
+            at = SLOT_BYTES * (1 + slot) + TABLE_AT
+            self._view[at : at + TABLE.size] = tables[at : at + TABLE.size]
+        self._write_header()
+
     def _write_header(self) -> None:
-        command = Path("/proc/self/comm").read_bytes().rstrip(b"\n")
+        command = b""
+        with suppress(OSError):  # no descriptor is left, or there is no /proc
+            command = Path("/proc/self/comm").read_bytes().rstrip(b"\n")
         HEADER.pack_into(self._view, 0, MAGIC, VERSION, SLOTS, os.getpid(), time.time(), command)
 
 
@@ -278,9 +285,11 @@ def _before_fork() -> None:
 
 
 def _after_fork(*, child: bool) -> None:
-    if _page is not None:
-        _page.after_fork(child=child)
-    _mutex.release()
+    try:
+        if _page is not None:
+            _page.after_fork(child=child)
+    finally:
+        _mutex.release()
 
 
 os.register_at_fork(
