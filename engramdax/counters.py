@@ -6,7 +6,7 @@ mapping, and costs a gather one relaxed atomic addition. Little-endian, of a fix
 for each table that the process holds.
 
 The process holds an flock on its page for as long as it lives. A page that nobody locks is a dead process's: whoever
-makes a page, or reads them, removes it.
+makes a page, or reads them, removes it; reading leaves what is in the folders of users (/run/user).
 """
 
 from __future__ import annotations
@@ -228,8 +228,11 @@ def _make_file() -> tuple[Path, int]:
     raise OSError(f"no page in {folder} could be locked")
 
 
-def open_page(path: Path) -> int | None:
-    """Open a living process's page for reading; one of a dead process is removed, and of anything else None given."""
+def open_page(path: Path, *, remove: bool = True) -> int | None:
+    """Open a living process's page for reading; None of anything else. One of a dead process is removed.
+
+    Without `remove` it stays: where another user could let the folder's name lead elsewhere.
+    """
     if not PAGE_NAME.fullmatch(path.name):
         return None
     try:
@@ -244,7 +247,7 @@ def open_page(path: Path) -> int | None:
         os.close(fd)
         return None
     with suppress(OSError):  # of another user
-        if stat.S_ISREG(os.fstat(fd).st_mode):
+        if remove and stat.S_ISREG(os.fstat(fd).st_mode):
             path.unlink()
     os.close(fd)
     return None

@@ -172,6 +172,19 @@ def test_a_child_that_has_no_descriptor_left_can_go_on(pool: Path) -> None:
         assert process.do("os.write(1, b'%d ' % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))") == "7 done"
 
 
+def test_a_user_cannot_have_root_remove_files_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tmp_path / "elsewhere" / "1234-deadbeef"
+    kept.parent.mkdir()
+    kept.touch()
+    folder = tmp_path / "users" / "1000" / "engramdax"
+    folder.mkdir(parents=True)
+    (folder / "counters").symlink_to(kept.parent)
+    monkeypatch.setattr("engramdax.activity.USERS", tmp_path / "users")
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    Snapshot.take()
+    assert kept.exists()
+
+
 def test_a_dead_process_leaves_nothing_behind(pool: Path) -> None:
     with gathering(pool) as process:
         (page,) = counters_dir().iterdir()
