@@ -93,14 +93,18 @@ class Snapshot:
 
     @classmethod
     def take(cls) -> Snapshot:
-        """Read all pages but this process's own; those of dead processes are removed."""
+        """Read all pages but this process's own; those of dead processes are removed, but for other users'."""
         found = []
         for folder in _folders():
             try:
                 paths = sorted(folder.iterdir())
             except OSError:
                 continue
-            found += [a for path in paths if (a := _read(path)) is not None and a.pid != os.getpid()]
+            found += [
+                a
+                for path in paths
+                if (a := _read(path, remove=USERS not in path.parents)) is not None and a.pid != os.getpid()
+            ]
         return cls(time.monotonic(), tuple(found))
 
     def rates(self, before: Snapshot) -> list[Rate]:
@@ -141,9 +145,9 @@ def _folders() -> Iterator[Path]:
     yield from dict.fromkeys(folders)
 
 
-def _read(path: Path) -> Activity | None:
+def _read(path: Path, *, remove: bool) -> Activity | None:
     """Read a page with suspicion; None for what is none."""
-    fd = open_page(path)
+    fd = open_page(path, remove=remove)
     if fd is None:
         return None
     try:

@@ -6,7 +6,7 @@ mapping, and costs a gather one relaxed atomic addition. Little-endian, of a fix
 for each table that the process holds.
 
 The process holds an flock on its page for as long as it lives. A page that nobody locks is a dead process's: whoever
-makes a page, or reads them, removes it.
+makes a page, or reads them, removes it; reading leaves what is in the folders of users (/run/user).
 """
 
 from __future__ import annotations
@@ -174,24 +174,31 @@ class Page:
 
     def after_fork(self, *, child: bool) -> None:
         """Give the child a page of its own: what it counts is not the parent's work."""
-        if child:
-            tables = bytes(self._view)
-            if self._fd >= 0:
-                os.close(self._fd)
-            try:
-                self._path, self._fd = _make_file()
-            except (OSError, EngramdaxError):
-                self._fd = -1
-            self.mapping.replace(self._fd)
-            for slot, _ in self._used.values():
-                at = SLOT_BYTES * (1 + slot) + TABLE_AT
-                self._view[at : at + TABLE.size] = tables[at : at + TABLE.size]
-            self._write_header()
-        self._mutex.release()
+        try:
+            if child:
+                self._begin_anew()
+        finally:
+            self._mutex.release()
         self._settle()
 
+    def _begin_anew(self) -> None:
+        tables = bytes(self._view)
+        if self._fd >= 0:
+            os.close(self._fd)
+        try:
+            self._path, self._fd = _make_file()
+        except (OSError, EngramdaxError):
+            self._fd = -1
+        self.mapping.replace(self._fd)
+        for slot, _ in self._used.values():
+            at = SLOT_BYTES * (1 + slot) + TABLE_AT
+            self._view[at : at + TABLE.size] = tables[at : at + TABLE.size]
+        self._write_header()
+
     def _write_header(self) -> None:
-        command = Path("/proc/self/comm").read_bytes().rstrip(b"\n")
+        command = b""
+        with suppress(OSError):  # no descriptor is left, or there is no /proc
+            command = Path("/proc/self/comm").read_bytes().rstrip(b"\n")
         HEADER.pack_into(self._view, 0, MAGIC, VERSION, SLOTS, os.getpid(), time.time(), command)
 
 
@@ -224,8 +231,11 @@ def _make_file() -> tuple[Path, int]:
     raise OSError(f"no page in {folder} could be locked")
 
 
-def open_page(path: Path) -> int | None:
-    """Open a living process's page for reading; one of a dead process is removed, and of anything else None given."""
+def open_page(path: Path, *, remove: bool = True) -> int | None:
+    """Open a living process's page for reading; None of anything else. One of a dead process is removed.
+
+    Without `remove` it stays: where another user could let the folder's name lead elsewhere.
+    """
     if not PAGE_NAME.fullmatch(path.name):
         return None
     try:
@@ -240,7 +250,7 @@ def open_page(path: Path) -> int | None:
         os.close(fd)
         return None
     with suppress(OSError):  # of another user
-        if stat.S_ISREG(os.fstat(fd).st_mode):
+        if remove and stat.S_ISREG(os.fstat(fd).st_mode):
             path.unlink()
     os.close(fd)
     return None
@@ -281,9 +291,11 @@ def _before_fork() -> None:
 
 
 def _after_fork(*, child: bool) -> None:
-    if _page is not None:
-        _page.after_fork(child=child)
-    _mutex.release()
+    try:
+        if _page is not None:
+            _page.after_fork(child=child)
+    finally:
+        _mutex.release()
 
 
 os.register_at_fork(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import stat
 import time
 import tomllib
 from dataclasses import dataclass, fields, replace
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 TIMEOUT_SECONDS: Final = 15.0
+MOST_SECONDS: Final = 86400.0
 MOST_BYTES: Final = 16 << 20
 """What a host may say before it is cut off: a report with a thousand tables has less than one MiB."""
 LINE_COST: Final = 64
@@ -68,14 +70,17 @@ class Fleet:
     """Seconds that one host may take."""
 
     def __post_init__(self) -> None:
-        if not self.timeout > 0:
-            raise ParameterError(f"a timeout of {self.timeout:g} s leaves no time", remedy="give seconds above 0")
+        if not 0 < self.timeout <= MOST_SECONDS:
+            problem = f"a timeout of {self.timeout} s is out of range"
+            raise ParameterError(problem, remedy=f"give seconds above 0, at most {MOST_SECONDS:.0f}")
         for name, text in (("program", self.program), ("ssh options", self.ssh_options)):
             try:
                 shlex.split(text)
             except ValueError as e:
                 remedy = "quote it as for a shell"
                 raise ParameterError(f"{name} {text!r} is no command line: {e}", remedy=remedy) from None
+        if not self.program.strip():  # the arguments alone are another command
+            raise ParameterError("the program is empty", remedy="say how engramdax is started there")
 
     def ask(self, arguments: Sequence[str], *, nodes: Iterable[str] | None = None) -> list[Output]:
         """Run `engramdax` with these arguments on all nodes at once, or on some of them."""
@@ -98,7 +103,9 @@ def configured_fleet() -> Fleet | None:
     if path is None:
         return None
     try:
-        value = tomllib.loads(path.read_text())
+        with path.open("rb") as file:
+            _check_writers(path, os.fstat(file.fileno()))
+            value = tomllib.load(file)
     except OSError as e:
         raise ParameterError(
             f"cannot read {path}: {e.strerror}", remedy=f"correct {ENVIRONMENT}, or the file"
@@ -116,6 +123,15 @@ def configured_fleet() -> Fleet | None:
         return Fleet(**value)
     except ParameterError as e:
         raise ParameterError(f"{path}: {e.problem}", remedy=e.remedy) from None
+
+
+def _check_writers(path: Path, status: os.stat_result) -> None:
+    """Refuse a file that somebody else may write: what stands there is run as the user who reads it."""
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ParameterError(
+            f"{path} can be written by other users, who could have commands run as this one",
+            remedy=f"`chown root {path}; chmod go-w {path}`",
+        )
 
 
 _EXAMPLE: Final = 'write lines such as hosts = "node[1-8]", program, ssh_options, timeout = 15'
@@ -180,6 +196,8 @@ def nodes_of(text: str) -> list[str]:
         raise ParameterError(
             f"--hosts {text} is no set of nodes: {e}", remedy="write node[1-8], a,b or @group"
         ) from None
+    if odd := [node for node in found if node.startswith("-")]:
+        raise ParameterError(f"{odd[0]!r} is no host, but an option to ssh", remedy="write node[1-8], a,b or @group")
     if not found:
         raise ParameterError(f"--hosts {text} names no host", remedy="write node[1-8], a,b or @group")
     return found

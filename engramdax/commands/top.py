@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import sys
@@ -132,9 +133,19 @@ def _keys() -> Iterator[Any]:
     before = termios.tcgetattr(sys.stdin)
     try:
         tty.setcbreak(sys.stdin)
-        yield lambda seconds: bool(select.select([sys.stdin], [], [], seconds)[0]) and sys.stdin.read(1) in ("q", "")
+        yield _pressed
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _pressed(seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while select.select([sys.stdin], [], [], max(end - time.monotonic(), 0))[0]:
+        # As bytes: a text stream keeps what it has read ahead, and waits for the rest of a character.
+        keys = os.read(sys.stdin.fileno(), 1024)
+        if not keys or b"q" in keys:
+            return True
+    return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,10 +158,14 @@ def _read(value: Any, pool: UUID) -> tuple[UUID, Answer]:
     here = value["here"]
     if here is None:
         raise NoAnswerError(Answered.FAILED, "engramdax is not root there: nobody else sees who maps the device")
-    pinned = tuple(here["pinned"])
-    if any(type(n) is not int or n < 0 for n in pinned) or type(here["writing"]) is not bool:
+    pinned = here["pinned"]
+    if (
+        type(pinned) is not list
+        or any(type(n) is not int or n < 0 for n in pinned)
+        or type(here["writing"]) is not bool
+    ):
         raise ValueError("a generation or a flag is none")
-    return UUID(here["host"]), Answer(pinned, here["writing"])
+    return UUID(here["host"]), Answer(tuple(pinned), here["writing"])
 
 
 def configured_peers() -> Peers:

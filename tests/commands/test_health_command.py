@@ -58,7 +58,7 @@ def test_host_without_a_pool_ends_with_3(command: Callable[..., Outcome]) -> Non
         (("--verify", "--sample", "many"), "is no share"),
         (("--skip", "nothing"), "is no probe"),
         (("--hosts", "a[1-"), "is no set of nodes"),
-        (("--hosts", "a", "--timeout", "0"), "leaves no time"),
+        (("--hosts", "a", "--timeout", "0"), "is out of range"),
         (("--hosts", "a", "--program", "'"), "is no command line"),
         (("--hosts", "a", "--prometheus", "x.prom"), "is for one host"),
         (("--prometheus", "/dev/null"), "character device"),

@@ -162,6 +162,12 @@ def test_terminal_shows_the_rates_of_a_gather_that_runs(gathering: subprocess.Po
     assert " icanon " in screen
 
 
+def test_a_key_before_q_does_not_hide_it(terminal: Terminal) -> None:
+    terminal.screen_with(lambda screen: "health ok" in screen)
+    terminal.tmux("send-keys", "-l", "xq")
+    assert "ended with 0" in terminal.screen_with(lambda screen: " echo " in screen, seconds=20)
+
+
 @pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM"])
 def test_signal_ends_it_without_an_error_and_puts_the_terminal_back(terminal: Terminal, how: str) -> None:
     terminal.screen_with(lambda screen: "health ok" in screen)

@@ -96,16 +96,18 @@ def test_what_is_no_answer_is_none_and_told(told: Told) -> None:
     told.says("other", "beta", uuid="11111111-2222-4333-8444-555555555555")
     told.says("user", "beta", here=None)
     told.says("odd", "beta", here={"host": "x", "pinned": [-1], "writing": False})
+    told.says("torn", "beta", here={"host": str(told.pool), "pinned": {}, "writing": False})
     told.does("list", "echo '[{\"here\": []}]'")
     told.does("refuses", "echo engramdax: this host is not admitted >&2; exit 3")
     told.does("rubbish", "echo '<html>'")
-    answers, peers = told.ask("list,odd,other,refuses,rubbish,user", "beta")
+    answers, peers = told.ask("list,odd,other,refuses,rubbish,torn,user", "beta")
     assert answers == {"beta": None}
     said = "\n".join(peers.problems)
     for words in (
         "other: it sees pool 11111111-",
         "user: engramdax is not root there",
         "odd: what it said is no answer: ValueError(",
+        "torn: what it said is no answer: ValueError(",
         "refuses: exit code 3: engramdax: this host is not admitted",
         "rubbish: what it said is no report: <html>",
         "list: what it said is no answer: KeyError('uuid')",
@@ -221,6 +223,7 @@ def test_hosts_that_a_file_names_need_no_option(
 ) -> None:
     setting = shared.folder / "fleet.toml"
     setting.write_text(f"hosts = 'n-beta,n-gamma'\nprogram = {json.dumps(real(shared))}\ntimeout = 60\n")
+    setting.chmod(0o644)
     monkeypatch.setenv("ENGRAMDAX_FLEET", str(setting))
     with shared.on("alpha"):
         shared.load("a", rows())
@@ -239,7 +242,11 @@ def test_hosts_that_a_file_names_need_no_option(
         ("hosts = 'a'\nuser = 'b'", "user = 'b' is no setting"),
         ("hosts = 'a'\ntimeout = '3'", "timeout = '3' is no setting"),
         ("hosts = 'a'\ntimeout = true", "timeout = True is no setting"),
-        ("hosts = 'a'\ntimeout = 0", "leaves no time"),
+        ("hosts = 'a'\ntimeout = 0", "is out of range"),
+        ("hosts = 'a'\ntimeout = inf", "is out of range"),
+        ("hosts = 'a'\ntimeout = nan", "is out of range"),
+        (f"hosts = 'a'\ntimeout = {10**400}", "is out of range"),
+        ("hosts = 'a'\nprogram = ' '", "the program is empty"),
         ("hosts = 'a'\nprogram = '\"'", "is no command line"),
         (None, "cannot read"),
     ],
@@ -250,6 +257,7 @@ def test_file_that_says_something_else_is_named(
     setting = tmp_path / "fleet.toml"
     if text is not None:
         setting.write_text(text)
+        setting.chmod(0o644)
     monkeypatch.setenv("ENGRAMDAX_FLEET", str(setting))
     with pytest.raises(ParameterError, match=said) as caught:
         configured_fleet()
@@ -257,6 +265,18 @@ def test_file_that_says_something_else_is_named(
     with pytest.warns(RuntimeWarning, match=said):
         peers = configured_peers()
     assert not isinstance(peers, FleetPeers)
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646])
+def test_file_that_others_may_write_is_not_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
+    setting = tmp_path / "fleet.toml"
+    setting.write_text("hosts = 'a'\nssh_options = '-oProxyCommand=true'\n")
+    setting.chmod(mode)
+    monkeypatch.setenv("ENGRAMDAX_FLEET", str(setting))
+    with pytest.raises(ParameterError, match="can be written by other users"):
+        configured_fleet()
+    setting.chmod(0o644)
+    assert configured_fleet() is not None
 
 
 def test_nobody_is_asked_where_nothing_is_set(monkeypatch: pytest.MonkeyPatch, shared: SharedPool) -> None:
@@ -270,6 +290,7 @@ def test_hosts_that_cannot_be_asked_are_an_error_of_the_command(shared: SharedPo
     pool = ["--pool", str(shared.path)]
     with shared.on("alpha"):
         assert run(["reclaim", *pool, "--hosts", "a[1-"]) == 2
+        assert run(["reclaim", *pool, "--hosts=-oProxyCommand=true"]) == 2
         assert run(["own", "--take-over", *pool, "--hosts", "@"]) == 2
         assert run(["deprovision", *pool, "--hosts", "a", "--timeout", "0"]) == 2
     assert shared.path.exists()

@@ -166,6 +166,31 @@ def test_a_forked_child_counts_for_itself(pool: Path) -> None:
         assert [a.pid for a in Snapshot.take().activities] == [process.popen.pid]
 
 
+def test_a_child_that_has_no_descriptor_left_can_go_on(pool: Path) -> None:
+    with gathering(pool) as process:
+        process.do("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))")
+        process.do("free = [fd for fd in range(64) if not os.path.exists(f'/proc/self/fd/{fd}')]")
+        process.do("taken = [os.dup(0) for _ in free]")
+        process.do(
+            "child = os.fork(); child or (signal.alarm(20), [os.close(fd) for fd in taken], "
+            "engramdax.open(sys.argv[1])['others'].gather(ids), os._exit(7))"
+        )
+        assert process.do("os.write(1, b'%d ' % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))") == "7 done"
+
+
+def test_a_user_cannot_have_root_remove_files_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tmp_path / "elsewhere" / "1234-deadbeef"
+    kept.parent.mkdir()
+    kept.touch()
+    folder = tmp_path / "users" / "1000" / "engramdax"
+    folder.mkdir(parents=True)
+    (folder / "counters").symlink_to(kept.parent)
+    monkeypatch.setattr("engramdax.activity.USERS", tmp_path / "users")
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    Snapshot.take()
+    assert kept.exists()
+
+
 def test_a_dead_process_leaves_nothing_behind(pool: Path) -> None:
     with gathering(pool) as process:
         (page,) = counters_dir().iterdir()
