@@ -219,4 +219,4 @@ def test_unplugged_memdev_and_its_device_are_gone(rack: Rack, attached: dict[str
         # What stays behind of the region says that it is no good.
         assert all(r["fitness"]["verdict"] == "incomplete" for r in found["cxl_regions"] if r["mode"] == "ram")
     finally:
-        rack.reboot(host)
+        host.crash()
