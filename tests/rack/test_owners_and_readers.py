@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 
 import pytest
 from pool_of_two import SECONDS, PoolOfTwo, result_of, wait_for
+from selection import LONG
 
 from tools.rack.guest import Guest, Process
 
 pytestmark = [pytest.mark.rack, pytest.mark.timeout(900)]
-
-LONG = pytest.mark.skipif(not os.environ.get("ENGRAMDAX_ALL"), reason="takes long; `make rack` runs it")
 
 ROWS = 12_000
 ROW_STORE = 13
