@@ -122,8 +122,9 @@ def differing(document: Any) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def fleet(rack: Rack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def fleet(new_rack: Rack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Provision on the first host, join and admit the second, load a table, and let both run an sshd."""
+    rack = new_rack
     folder = tmp_path_factory.mktemp("keys")
     for name in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
