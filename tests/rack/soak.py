@@ -33,7 +33,7 @@ FOR_EVER = 1e9
 MORE_SECONDS = 300.0
 
 CHANGES = ("loads", "replaces", "reclaims", "removals", "loads", "replaces")
-"""What an owner does in turn, where there is something to do it with. On a busy machine a turn has but four."""
+"""What an owner does in turn, where there is something to do it with."""
 
 WAITS = "of removed tables wait"
 """What `reclaim` says, with the exit code of a refusal, where readers still hold some."""
@@ -85,7 +85,8 @@ class Part:
         end = time.monotonic() + (self.turn if self.epoch % 2 == 0 else FOR_EVER)
         with engramdax.open(self.path) as pool:
             present = set(pool.tables)
-        while time.monotonic() < end and not self.over:
+        # On a busy machine a turn that ends by a release is as long as each kind of change takes.
+        while not self.over and (time.monotonic() < end or not all(self.counts[what] for what in CHANGES)):
             if not self._change(present):
                 self.counts["turns ended by a take-over"] += 1
                 return
