@@ -10,7 +10,8 @@ CORE_SOURCES := $(wildcard c/*.c c/*.h c/core.cdef c/build.py udev/*)
 SANITIZERS := address,undefined
 # Two at a time, also of racks, whose hosts wait for each other most of the time.
 TWO := -n 2 --dist loadfile -p no:benchmark
-RACK := tests/rack $(TWO)
+# In the order that tests/rack/conftest.py says.
+RACK := tests/rack $(TWO) --no-loadscope-reorder
 
 .PHONY: demo test lint sanitize tsan model fuzz rack bench wheel tools tools-for-tests clean
 

@@ -1,22 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast gathers are on this machine, beside other people's and beside what the machine can do."""
+"""How fast gathers are on this machine, beside other people's and beside what the machine can do.
+
+What measures is imported by the command that measures: every other command would wait for it.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from engramdax.backing import parse_size
-from engramdax.bench import contest, plot, report
-from engramdax.bench.contenders import LABELS, PEER_OF
-from engramdax.bench.ids import KINDS, Trace
-from engramdax.bench.scratch import PAGE_BYTES, default_bytes
 from engramdax.commands.output import JsonOption, print_grid, print_json, print_line, size_text
 from engramdax.errors import ParameterError
 from engramdax.figures import check_figure
+
+if TYPE_CHECKING:
+    from engramdax.bench.contest import Outcome, Plan
 
 GROUP: Final = "bench"
 
@@ -79,6 +81,11 @@ def cpu(
 
     Makes temporary pools and removes them. Peers that are not there are installed by pip into a cache.
     """
+    from engramdax.bench import contest, plot, report  # noqa: PLC0415
+    from engramdax.bench.contenders import LABELS, PEER_OF  # noqa: PLC0415
+    from engramdax.bench.ids import Trace  # noqa: PLC0415
+    from engramdax.bench.scratch import PAGE_BYTES, default_bytes  # noqa: PLC0415
+
     if plot_file is not None:
         if busy_core:
             raise ParameterError("--plot does not go with --busy-core", remedy="leave one out")
@@ -129,7 +136,9 @@ def _progress(text: str) -> None:
         sys.stderr.flush()
 
 
-def _print(plan: contest.Plan, outcome: contest.Outcome) -> None:
+def _print(plan: Plan, outcome: Outcome) -> None:
+    from engramdax.bench import report  # noqa: PLC0415
+
     machine = report.as_json(plan, outcome)["machine"]
     versions = sorted(set(outcome.versions.values()))
     about = [f"{machine['cpu']}, {machine['cpus']} CPUs", f"table of {size_text(plan.size)}", *versions]
@@ -144,6 +153,8 @@ def _print(plan: contest.Plan, outcome: contest.Outcome) -> None:
 
 
 def _id_kinds(ids: list[str] | None, trace: Path | None) -> tuple[str, ...]:
+    from engramdax.bench.ids import KINDS  # noqa: PLC0415
+
     kinds = _known("--ids", ids, KINDS) or ("uniform",)
     if trace is not None and "trace" not in kinds:
         kinds = (*kinds, "trace")
@@ -190,6 +201,7 @@ def gpu(
     DeepSeek-V4.1's rows of 256 float8 values and 8 scales are dequantised to bf16, the paper's copied.
     """
     from engramdax.bench import gpu_report  # noqa: PLC0415  # needs torch
+    from engramdax.bench.scratch import PAGE_BYTES  # noqa: PLC0415
 
     if trace is not None and row != "v41":
         raise ParameterError("--trace hashes for DeepSeek-V4.1's rows", remedy="leave out --row")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -186,3 +187,9 @@ def test_closed_output_keeps_nothing_from_being_done(program: Path, pool: Path, 
     assert (done.returncode, done.stderr) == (0, "")
     with engramdax.open(pool) as opened:
         assert "more" in opened.tables
+
+
+def test_no_command_waits_for_the_import_of_what_only_bench_needs() -> None:
+    program = "import sys, engramdax.commands.main; print([m for m in sys.modules if m.startswith('engramdax.bench')])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -14,6 +14,7 @@ from batch import Result
 from channel import ASK, TASKS, client
 from devices import attach
 
+from engramdax.errors import RefusedError
 from tools.rack.guest import Completed, Guest, Process
 from tools.rack.rack import Rack
 
@@ -115,7 +116,9 @@ class PoolOfTwo:
         A busy machine may keep a guest from answering in time.
         """
         for _ in range(PATIENCE):
-            answer = self.run(host, "reclaim --json").json()
+            done = self.run(host, "reclaim --json")
+            answer = json.loads(done.out)
+            assert done.code == (RefusedError.exit_code if answer["waiting"] else 0), done
             assert answer["looked_here"]
             if not answer["silent"]:
                 return sum(one["bytes"] for one in answer["waiting"])

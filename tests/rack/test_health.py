@@ -122,8 +122,9 @@ def differing(document: Any) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def fleet(rack: Rack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def fleet(new_rack: Rack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Provision on the first host, join and admit the second, load a table, and let both run an sshd."""
+    rack = new_rack
     folder = tmp_path_factory.mktemp("keys")
     for name in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
@@ -148,9 +149,8 @@ def fleet(rack: Rack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flee
         # Events are listened to from the first look on.
         list(threads.map(lambda r: r.run(f"health --pool ram {SKIP}"), residents))
     yield fleet
-    for host in rack.hosts:
-        fleet.stop(host)
-    rack.reboot(*rack.hosts)
+    for host in rack.hosts:  # with poison, and without a device
+        host.crash()
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from batch import Result, engramdax, run_all
+from selection import LONG
 
 from engramdax.format.geometry import MIB, standard
 from tools.rack.guest import Guest
@@ -22,7 +23,7 @@ from tools.rack.pools import Kind, Pool
 from tools.rack.prefix import Prefix
 from tools.rack.rack import Rack
 
-pytestmark = [pytest.mark.rack, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.rack, pytest.mark.timeout(600), LONG]
 
 MEMDEVS = (
     Pool("a", Kind.CXL_RAM, serial=0xA),

@@ -12,9 +12,10 @@ from collections import Counter
 
 import pytest
 from pool_of_two import PoolOfTwo
+from selection import ALL
 from soak import MORE_SECONDS
 
-SECONDS, TURN = (600.0, 60.0) if os.environ.get("ENGRAMDAX_ALL") else (60.0, 15.0)
+SECONDS, TURN = (600.0, 60.0) if ALL else (60.0, 15.0)
 SEED = int(os.environ.get("ENGRAMDAX_SEED", "5"))
 
 pytestmark = [pytest.mark.rack, pytest.mark.timeout(1800)]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import compileall
 import json
 import os
 import shlex
@@ -96,6 +97,8 @@ class Guest:
         self.folder.mkdir(exist_ok=True)
         if not self._disk.exists():
             self._make_disk()
+        # A guest cannot keep what it compiles, and would take seconds for that in every process.
+        compileall.compile_dir(CHECKOUT / "engramdax", quiet=2)
         (self.folder / "initramfs").write_bytes(initramfs(self._prefix, udev=systemd is not None))
         for name in ("agent", "qmp", "shell"):
             (self.folder / name).unlink(missing_ok=True)
