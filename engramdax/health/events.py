@@ -69,9 +69,15 @@ def probe(subject: Subject) -> Iterator[Finding]:
     path, rows = subject.sources.rasdaemon, None
     try:
         rows = _rows(path)
-    except (sqlite3.Error, OSError, UnicodeDecodeError) as e:  # the last of a damaged name, which sqlite3 lets through
+    # The last two come of a damaged name and of a damaged length, which sqlite3 lets through.
+    except (sqlite3.Error, OSError, UnicodeDecodeError, MemoryError) as e:
         remedy = "" if subject.root else "run as root"
-        yield unknown("memdev.events", f"rasdaemon's {path} cannot be read: {e}", object=RECORDED, remedy=remedy)
+        yield unknown(
+            "memdev.events",
+            f"rasdaemon's {path} cannot be read: {e or 'it is damaged'}",
+            object=RECORDED,
+            remedy=remedy,
+        )
     if rows is not None:
         yield from _recorded(rows, memdevs)
     if rows is None or not _records(subject.sources.proc):
