@@ -26,6 +26,7 @@ from engramdax.counters import (
     VERSION,
     counters_dir,
     open_page,
+    own_page,
 )
 from engramdax.errors import EngramdaxError
 from engramdax.host import SYSTEM_RUN
@@ -103,7 +104,7 @@ class Snapshot:
             found += [
                 a
                 for path in paths
-                if (a := _read(path, remove=USERS not in path.parents)) is not None and a.pid != os.getpid()
+                if path != own_page() and (a := _read(path, remove=USERS not in path.parents)) is not None
             ]
         return cls(time.monotonic(), tuple(found))
 

@@ -94,10 +94,10 @@ class Page:
         self._used: dict[tuple[UUID, UUID], tuple[int, int]] = {}
         """By pool and load: slot, and how many Tables use it."""
         self._given_back: deque[tuple[UUID, UUID]] = deque()
-        self._path, self._fd = _make_file()
+        self.path, self._fd = _make_file()
         try:
             self.mapping = Mapping(
-                self._fd, PAGE_BYTES, align=SLOT_BYTES, writable=True, huge=False, path=str(self._path)
+                self._fd, PAGE_BYTES, align=SLOT_BYTES, writable=True, huge=False, path=str(self.path)
             )
         except BaseException:
             self.remove()
@@ -164,7 +164,7 @@ class Page:
         """Take the file away; the memory stays."""
         if self._fd >= 0:
             with suppress(OSError):
-                self._path.unlink()
+                self.path.unlink()
             os.close(self._fd)
             self._fd = -1
 
@@ -186,7 +186,7 @@ class Page:
         if self._fd >= 0:
             os.close(self._fd)
         try:
-            self._path, self._fd = _make_file()
+            self.path, self._fd = _make_file()
         except (OSError, EngramdaxError):
             self._fd = -1
         self.mapping.replace(self._fd)
@@ -259,6 +259,11 @@ def open_page(path: Path, *, remove: bool = True) -> int | None:
 _mutex = threading.Lock()
 _page: Page | None = None
 _without = False
+
+
+def own_page() -> Path | None:
+    """Give the file of this process's page, which other processes of that pid, in other namespaces, do not have."""
+    return None if _page is None else _page.path
 
 
 def counter_of(pool: UUID, entry: TableEntry) -> Counter | None:

@@ -137,17 +137,23 @@ def _check_writers(path: Path, status: os.stat_result) -> None:
 _EXAMPLE: Final = 'write lines such as hosts = "node[1-8]", program, ssh_options, timeout = 15'
 
 
-def chosen_fleet(hosts: str | None, **chosen: Any) -> Fleet | None:
-    """Give the fleet of these hosts, or of those in the file; what is not None of `chosen` counts more than the file.
+def chosen_fleet(
+    hosts: str | None, *, timeout: float | None = None, program: str | None = None, ssh_options: str | None = None
+) -> Fleet | None:
+    """Give the fleet of these hosts, or of those in the file; what is not None counts more than the file.
 
-    None where nobody names hosts.
+    None where nobody names hosts; ParameterError where then something else is chosen.
     """
+    chosen: dict[str, Any] = {"hosts": hosts, "timeout": timeout, "program": program, "ssh_options": ssh_options}
+    changes = {name: value for name, value in chosen.items() if value is not None}
     configured = configured_fleet()
     if hosts is None and configured is None:
+        if changes:
+            option = f"--{next(iter(changes)).replace('_', '-')}"
+            remedy = f"give --hosts, or write hosts into {SETTING}"
+            raise ParameterError(f"{option} is for other hosts, and none is named", remedy=remedy)
         return None
-    base = configured or Fleet(hosts or "")
-    changes = {name: value for name, value in {"hosts": hosts, **chosen}.items() if value is not None}
-    return replace(base, **changes)
+    return replace(configured or Fleet(hosts or ""), **changes)
 
 
 @dataclass

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -28,9 +28,11 @@ SshOption = Annotated[
 ]
 
 
-def chosen_peers(hosts: str | None, **options: Any) -> FleetPeers | None:
+def chosen_peers(
+    hosts: str | None, *, timeout: float | None, program: str | None, ssh_options: str | None
+) -> FleetPeers | None:
     """Give the channel to these hosts; None where no option chooses one, and the configured one is taken."""
-    if hosts is None and all(option is None for option in options.values()):
+    if all(option is None for option in (hosts, timeout, program, ssh_options)):
         return None
-    fleet = chosen_fleet(hosts, **options)
+    fleet = chosen_fleet(hosts, timeout=timeout, program=program, ssh_options=ssh_options)
     return None if fleet is None else FleetPeers(fleet)

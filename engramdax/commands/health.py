@@ -56,7 +56,11 @@ def health(
     """
     share = _share(sample, verify=verify)
     skipped = check_skipped(skip)
-    if hosts is not None and (fleet := chosen_fleet(hosts, timeout=timeout, program=program, ssh_options=ssh_options)):
+    if hosts is None and any(option is not None for option in (timeout, program, ssh_options)):
+        # What a file names is not asked by a check of this host.
+        raise ParameterError("--timeout, --program and --ssh-options go with --hosts", remedy="give --hosts, too")
+    fleet = chosen_fleet(hosts, timeout=timeout, program=program, ssh_options=ssh_options) if hosts else None
+    if fleet is not None:
         if prometheus is not None:
             raise ParameterError("--prometheus is for one host", remedy="let each host write its own file")
         options = [*_option("--pool", pool), *_option("--sample", sample), *(["--verify"] if verify else [])]

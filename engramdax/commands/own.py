@@ -68,6 +68,8 @@ def own(
         raise ParameterError("--fenced goes with --take-over alone", remedy="say --take-over --fenced")
     if to is not None and not release_it:
         raise ParameterError("--to goes with --release alone", remedy="say --release --to HOST")
+    if not take and any(option is not None for option in (hosts, timeout, program, ssh_options)):
+        raise ParameterError("other hosts are asked by --take-over alone", remedy="say --take-over, or leave them out")
     path = resolve(pool)
     if release_it:
         return _release(path, to, as_json=as_json)

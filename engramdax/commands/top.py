@@ -38,6 +38,10 @@ FORMAT: Final = 1
 LOOK_SECONDS: Final = 10.0
 """Between two looks at the pool, its readers and its health, which cost half a second of one CPU each."""
 
+MOST_INTERVAL: Final = 2.0
+"""Pages tell calls modulo 2^24, and a difference of half of that from a table that came anew: one thread makes so many
+in three seconds."""
+
 SLOW_PROBES: Final = ("pool.bandwidth", "table")
 """Left out of these looks: they load the memory that is watched."""
 
@@ -80,8 +84,9 @@ def top(
     as_json: JsonOption = False,
 ) -> None:
     """Show what the processes of this host gather from a pool, and its health, until q or Ctrl-C."""
-    if not 0.05 <= interval <= 3600:
-        raise ParameterError(f"--interval {interval:g} is out of range", remedy="give 0.05 to 3600 seconds")
+    if not 0.05 <= interval <= MOST_INTERVAL:
+        problem = f"--interval {interval:g} is out of range"
+        raise ParameterError(problem, remedy=f"give 0.05 to {MOST_INTERVAL:g} seconds")
     skipped = check_skipped(skip)
     resolve(pool)  # an error now, and not a screen that says so
     view = View(pool, (*SLOW_PROBES, *skipped))
@@ -174,7 +179,7 @@ def totals(view: View) -> list[Total]:
     found = []
     for t in published:
         sums = _sums(rates.pop(t.load, []))
-        found.append(Total(t.name, t.load, t.rows, t.bytes // t.rows, t.hot_rows, t.hot_share, *sums))
+        found.append(Total(t.name, t.load, t.rows, t.bytes // max(t.rows, 1), t.hot_rows, t.hot_share, *sums))
     for load, of in sorted(rates.items()):
         found.append(Total(of[0].table, load, None, of[0].row_bytes, 0, None, *_sums(of)))
     return found

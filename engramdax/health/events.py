@@ -71,13 +71,8 @@ def probe(subject: Subject) -> Iterator[Finding]:
         rows = _rows(path)
     # The last two come of a damaged name and of a damaged length, which sqlite3 lets through.
     except (sqlite3.Error, OSError, UnicodeDecodeError, MemoryError) as e:
-        remedy = "" if subject.root else "run as root"
-        yield unknown(
-            "memdev.events",
-            f"rasdaemon's {path} cannot be read: {e or 'it is damaged'}",
-            object=RECORDED,
-            remedy=remedy,
-        )
+        remedy, why = "" if subject.root else "run as root", str(e) or "it is damaged"
+        yield unknown("memdev.events", f"rasdaemon's {path} cannot be read: {why}", object=RECORDED, remedy=remedy)
     if rows is not None:
         yield from _recorded(rows, memdevs)
     if rows is None or not _records(subject.sources.proc):

@@ -33,7 +33,10 @@ WHOLE_BYTES: Final = 1 << 30
 EDGE_BYTES: Final = 64 << 20
 """Of larger media, this much at both ends, and a page in each SAMPLE_BYTES between."""
 
-SAMPLE_BYTES: Final = 16 << 20
+SAMPLE_BYTES: Final = 2 << 20
+"""Whoever maps a devdax device maps at least so much, most often from its start on."""
+
+PIECE_BYTES: Final = 16 << 20
 PAGE_BYTES: Final = 4096
 TOMBSTONES: Final = (0, 2 << 20)
 """Where one may stand: a raw namespace has its info block and 2 MiB in front of what was the devdax one's memory."""
@@ -176,7 +179,7 @@ def _all_zeros(data: bytes) -> bool:
 
 
 def _pieces(first: int, end: int) -> list[tuple[int, int]]:
-    return [(at, min(SAMPLE_BYTES, end - at)) for at in range(first, end, SAMPLE_BYTES)]
+    return [(at, min(PIECE_BYTES, end - at)) for at in range(first, end, PIECE_BYTES)]
 
 
 def _data(fd: int, size: int) -> list[tuple[int, int]]:

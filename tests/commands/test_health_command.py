@@ -60,6 +60,7 @@ def test_host_without_a_pool_ends_with_3(command: Callable[..., Outcome]) -> Non
         (("--hosts", "a[1-"), "is no set of nodes"),
         (("--hosts", "a", "--timeout", "0"), "is out of range"),
         (("--hosts", "a", "--program", "'"), "is no command line"),
+        (("--timeout", "5"), "go with --hosts"),
         (("--hosts", "a", "--prometheus", "x.prom"), "is for one host"),
         (("--prometheus", "/dev/null"), "character device"),
         (("--prometheus", "/no/such/folder/x.prom"), "cannot write"),

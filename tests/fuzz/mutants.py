@@ -8,7 +8,15 @@ import json
 import mmap
 import random
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+
+class Mutant(NamedTuple):
+    """The file of the corpus, or the kind of file, that was changed, and what it became."""
+
+    name: str
+    data: bytes
+
 
 NUMBERS: Final = (
     0,

@@ -13,12 +13,12 @@ import zipfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 from corpora import seeds
-from mutants import changed_bytes
+from mutants import Mutant, changed_bytes
 from survival import report, share, survive
 
 import engramdax
@@ -44,13 +44,6 @@ HEADERS = {
               "(" + "1, " * 70 + ")", "(0, 18446744073709551616)", "(9" + "9" * 4400 + ",)"),
 }  # fmt: skip
 """What a header may say that no array has."""
-
-
-class Mutant(NamedTuple):
-    """A file's name and what it holds."""
-
-    name: str
-    data: bytes
 
 
 def header_of(data: bytes) -> tuple[int, int]:

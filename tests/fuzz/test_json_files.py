@@ -11,7 +11,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 import pytest
-from mutants import changed_json
+from mutants import Mutant, changed_json
 from survival import report, share, survive
 
 from engramdax.errors import EngramdaxError
@@ -31,13 +31,6 @@ class Kept(NamedTuple):
     path: Path
     whole: bytes
     read: Callable[[], bool]
-
-
-class Mutant(NamedTuple):
-    """What became of a file."""
-
-    kind: str
-    data: bytes
 
 
 def read_history() -> bool:
@@ -68,7 +61,7 @@ def kept_files(tmp_path: Path) -> dict[str, Kept]:
 
 
 def examine(files: dict[str, Kept], mutant: Mutant) -> str:
-    kept = files[mutant.kind]
+    kept = files[mutant.name]
     kept.path.write_bytes(mutant.data)
     try:
         return "read" if kept.read() else "forgotten"

@@ -6,13 +6,11 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from corpora import seeds
-from mutants import changed_bytes, changed_json
+from mutants import Mutant, changed_bytes, changed_json
 from survival import report, share, survive
 
 from engramdax.errors import EngramdaxError, SourceError
@@ -22,23 +20,14 @@ from engramdax.ingest.safetensors import open_checkpoint, open_tensor
 FILES = share(10)
 
 
-class Mutant(NamedTuple):
-    """A file's name and what it holds."""
-
-    name: str
-    data: bytes
-
-
-@cache
-def whole() -> dict[str, bytes]:
-    return seeds("safetensors")
+WHOLE = seeds("safetensors")
 
 
 def mutant(chance: random.Random) -> Mutant:
-    name = chance.choice(list(whole()))
-    data = whole()[name]
+    name = chance.choice(list(WHOLE))
+    data = WHOLE[name]
     if name.endswith(".json"):
-        return Mutant(name, changed_json(data, chance, list(whole().values())))
+        return Mutant(name, changed_json(data, chance, list(WHOLE.values())))
     if chance.random() < 0.2:
         return Mutant(name, changed_bytes(data, chance))
     length = int.from_bytes(data[:8], "little")
@@ -90,13 +79,13 @@ def check(error: EngramdaxError, path: Path) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Give a folder with the shard that the index names."""
-    (tmp_path / "tensor.safetensors").write_bytes(whole()["tensor.safetensors"])
+    (tmp_path / "tensor.safetensors").write_bytes(WHOLE["tensor.safetensors"])
     return tmp_path
 
 
 def test_whole_files_are_read(folder: Path) -> None:
-    assert {examine(folder, Mutant(name, data)) for name, data in whole().items()} == {"read"}
-    assert json.loads(whole()["model.safetensors.index.json"])["weight_map"]
+    assert {examine(folder, Mutant(name, data)) for name, data in WHOLE.items()} == {"read"}
+    assert json.loads(WHOLE["model.safetensors.index.json"])["weight_map"]
 
 
 def test_mutated_safetensors_files_are_read_or_refused(folder: Path, figure: Callable[[str], None]) -> None:

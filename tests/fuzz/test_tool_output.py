@@ -12,14 +12,12 @@ import struct
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 from uuid import UUID
 
 import pytest
 from corpora import seeds
-from mutants import changed_bytes, changed_json
+from mutants import Mutant, changed_bytes, changed_json
 from survival import report, share, survive
 
 from engramdax.devices import tools
@@ -42,23 +40,14 @@ from tests.devices.trees import Sysfs
 OUTPUTS = share(20)
 
 
-class Mutant(NamedTuple):
-    """What one of the files of the corpus became."""
-
-    name: str
-    data: bytes
-
-
-@cache
-def whole() -> dict[str, bytes]:
-    return seeds("tools")
+WHOLE = seeds("tools")
 
 
 def mutant(chance: random.Random) -> Mutant:
-    name = chance.choice(list(whole()))
-    data = whole()[name]
+    name = chance.choice(list(WHOLE))
+    data = WHOLE[name]
     if name.endswith(".json"):
-        text = changed_json(data, chance, list(whole().values()))
+        text = changed_json(data, chance, list(WHOLE.values()))
         if chance.random() < 0.2:
             text = b"  Warning: no matching devices found\n[oops] more\n" + text
         return Mutant(name, text)
@@ -148,7 +137,7 @@ def examine(host: Host, mutant: Mutant) -> str:
 def examine_answer(said: str) -> bool:
     """Compare a host that says this with others that are well; tell whether that was a report."""
     answer = _answer(Output("a", said, "", 0))
-    good = [_answer(Output(name, whole()["health-report.json"].decode(), "", 0)) for name in "bc"]
+    good = [_answer(Output(name, WHOLE["health-report.json"].decode(), "", 0)) for name in "bc"]
     assert [a.answered for a in good] == [Answered.REPORT] * 2
     answers = (answer, *good)
     _behind(answers)
@@ -173,7 +162,7 @@ def host(tmp_path: Path) -> Host:
 
 
 def test_whole_output_is_understood(host: Host) -> None:
-    outcomes = {name: examine(host, Mutant(name, data)) for name, data in whole().items()}
+    outcomes = {name: examine(host, Mutant(name, data)) for name, data in WHOLE.items()}
     assert outcomes == {
         "cxl-list.json": "objects",
         "cxl-media-errors.json": "objects",
@@ -183,11 +172,9 @@ def test_whole_output_is_understood(host: Host) -> None:
         "labels-2.1": "labels",
         "ndctl-list.json": "objects",
     }
-    healthy = {
-        f.object: f.state for f in host.findings(whole()["cxl-list.json"].decode()) if f.probe == "memdev.health"
-    }
+    healthy = {f.object: f.state for f in host.findings(WHOLE["cxl-list.json"].decode()) if f.probe == "memdev.health"}
     assert healthy == {"0x1122": State.OK, "0xfedcba9876543210": State.OK}
-    poisoned = [f.found for f in host.findings(whole()["cxl-media-errors.json"].decode()) if f.probe == "memdev.poison"]
+    poisoned = [f.found for f in host.findings(WHOLE["cxl-media-errors.json"].decode()) if f.probe == "memdev.poison"]
     assert len(poisoned) == 3
     assert "table words" in poisoned[0]
 

@@ -160,6 +160,24 @@ def test_database_with_a_damaged_name_is_unknown(sysfs: Sysfs, tmp_path: Path) -
     assert "cannot be read" in findings[0].found
 
 
+def test_database_with_a_damaged_length_is_unknown(sysfs: Sysfs, tmp_path: Path) -> None:
+    path = tmp_path / "ras-mc_event.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA page_size = 512")
+        database.execute(f"CREATE TABLE mc_event ({', '.join(f'number{n} INTEGER' for n in range(12))})")
+        database.commit()
+    data = bytearray(path.read_bytes())
+    name = data.index(b"tablemc_event")
+    assert data[name - 10] & 0x80  # the length of the first record, of two bytes
+    data[name - 9 : name - 1] = b"\xff" * 7 + b"\x7f"
+    path.write_bytes(data)
+    with pytest.raises(MemoryError), closing(sqlite3.connect(path)) as database:
+        database.execute("select name from sqlite_master").fetchall()
+    findings = list(events.probe(linked(sysfs, {}, {}, rasdaemon=path, tracing=tmp_path)))
+    assert {f.state for f in findings} == {State.UNKNOWN}
+    assert "cannot be read: it is damaged" in findings[0].found
+
+
 def test_rasdaemon_that_knows_no_cxl_events_counts_as_none(sysfs: Sysfs, tmp_path: Path) -> None:
     path = tmp_path / "ras-mc_event.db"
     with closing(sqlite3.connect(path)) as database:

@@ -293,6 +293,7 @@ def test_hosts_that_cannot_be_asked_are_an_error_of_the_command(shared: SharedPo
         assert run(["reclaim", *pool, "--hosts=-oProxyCommand=true"]) == 2
         assert run(["own", "--take-over", *pool, "--hosts", "@"]) == 2
         assert run(["deprovision", *pool, "--hosts", "a", "--timeout", "0"]) == 2
+        assert run(["reclaim", *pool, "--timeout", "5"]) == 2  # and no file names hosts
     assert shared.path.exists()
 
 

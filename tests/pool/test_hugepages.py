@@ -17,15 +17,11 @@ from engramdax.errors import BackingError, ParameterError, RefusedError
 from engramdax.pool.provision import Plan, plan_hugepages, plan_removal
 from engramdax.pool.records import record_of, resolve
 from engramdax.pool.steps import carry_out
+from tests.hugetlbfs import mounts
 
 Count = Callable[[], int]
 MIB = 1 << 20
 PAGE = 2 * MIB
-
-
-def mounts() -> list[str]:
-    lines = Path("/proc/self/mounts").read_text().splitlines()
-    return sorted(line.split()[1] for line in lines if line.split()[2] == "hugetlbfs")
 
 
 @pytest.fixture(autouse=True)

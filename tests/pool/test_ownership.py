@@ -166,6 +166,8 @@ def test_own_tells_who_writes(shared: SharedPool, own: Callable, capsys: pytest.
         ("--release", "--take-over"),
         ("--fenced",),
         ("--to", "beta"),
+        ("--hosts", "beta"),
+        ("--release", "--timeout", "5"),
     ):
         assert own(*wrong) == 2
 
