@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 TASKS = "/run/zygote"
-"""Its socket in the guest. A task is a line of JSON, sent with the descriptors 1 and 2 of its client, which then gets a
-line with the exit code."""
+"""Its socket in the guest. A task is a line of JSON, or the words of a command with NUL between them, sent with the
+descriptors 1 and 2 of its client, which then gets a line with the exit code."""
 
 PORT = 7001
 """Where it answers other hosts: a line with a pool gets what `engramdax info` prints of it."""
@@ -19,11 +19,15 @@ import _socket, sys
 client = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
 client.connect({path!r})
 outputs = b"".join(fd.to_bytes(4, sys.byteorder) for fd in (1, 2))
-client.sendmsg([{task!r}], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, outputs)])
+client.sendmsg([{task}], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, outputs)])
 sys.exit(int(client.recv(9) or 1))
 """
 
 
 def client(task: bytes) -> str:
     """Give a program for a guest that has this task done, prints what it prints and ends as it ends."""
-    return CLIENT.format(path=TASKS, task=task + b"\n")
+    return CLIENT.format(path=TASKS, task=repr(task + b"\n"))
+
+
+PROGRAM = CLIENT.format(path=TASKS, task='"\\0".join(sys.argv[1:]).encode() + b"\\n"')
+"""A program for a guest that stands for `engramdax`, also to an sshd; `-c TEXT` runs a Python program."""

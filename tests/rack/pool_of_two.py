@@ -7,25 +7,20 @@ import json
 import shlex
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from batch import Result
-from channel import ASK, TASKS, client
+from channel import ASK, client
 from devices import attach
+from zygotes import SECONDS, is_ready, ready, start
 
 from engramdax.errors import RefusedError
 from tools.rack.guest import Completed, Guest, Process
 from tools.rack.rack import Rack
 
 MEMORY = "ram"
-SECONDS = 300.0
-"""A guest takes long for everything while this machine is busy otherwise."""
-
 PATIENCE = 4
 """How often a question is asked again that is not answered in time."""
-
-ZYGOTE = Path(__file__).with_name("zygote.py")
 
 
 class PoolOfTwo:
@@ -61,7 +56,7 @@ class PoolOfTwo:
 
     def _is_left(self) -> bool:
         for host in self.rack.hosts:
-            if not self.uuid or host.run(f"test -S {TASKS}", check=False).code:  # it booted since
+            if not self.uuid or not is_ready(host):  # it booted since
                 return False
             found = self.run(host, "info --json")
             if found.code or found.json()["uuid"] != self.uuid:
@@ -70,9 +65,9 @@ class PoolOfTwo:
 
     def prepare(self, host: Guest) -> None:
         """On a host that has booted: have the device there, and the zygote."""
-        zygote = host.start(["python", str(ZYGOTE)])
+        start(host)
         self.devices[host.name] = attach(self.rack, host, MEMORY)
-        wait_for(zygote, "ready")
+        ready(host)
 
     def boot(self, host: Guest) -> Future[None]:
         """Boot a host that was killed, and prepare it, meanwhile."""
@@ -164,13 +159,3 @@ class PoolOfTwo:
 
 def result_of(host: Guest, line: str, done: Completed) -> Result:
     return Result(f"{host.name}: engramdax {line}", done.code, done.stdout, done.stderr)
-
-
-def wait_for(process: Process, text: str) -> None:
-    """Wait until a process in the background has printed this."""
-    end = time.monotonic() + SECONDS
-    while text not in process.output():
-        done = process.poll()
-        assert done is None, done
-        assert time.monotonic() < end, f"{text!r} was not printed"
-        time.sleep(0.05)

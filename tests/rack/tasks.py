@@ -29,6 +29,12 @@ def command(words: list[str]) -> int:
     return run(words)
 
 
+def code(text: str) -> int:
+    """Run a Python program that may use engramdax."""
+    exec(text, {"__name__": "__main__", "engramdax": engramdax})  # noqa: S102 - what it is for
+    return 0
+
+
 def write_table(name: str, version: int, rows: int, folder: str = "/run") -> int:
     """Write what to load as this version of a table."""
     print(json.dumps(str(write_source(Path(folder), name, version, rows))))

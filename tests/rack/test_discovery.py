@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from typing import Any
 
 import pytest
 from batch import engramdax, run_all
 from devices import POOLS, attach, find
+from zygotes import wait_for
 
-from tools.rack.guest import Completed, Guest, Process
+from tools.rack.guest import Completed, Guest
 from tools.rack.rack import Rack
 
 pytestmark = pytest.mark.rack
@@ -151,16 +151,6 @@ os.setgroups([]); os.setgid(65534); os.setuid(65534); sys.exit(main.run(["discov
     assert "can be read by root only: `sudo engramdax discover`" in as_user
     for path in attached[host.name].values():
         assert path.removeprefix("/dev/") in as_user
-
-
-def wait_for(process: Process, text: str, seconds: float = SECONDS) -> str:
-    end = time.monotonic() + seconds
-    while text not in (output := process.output()):
-        ended = process.poll()
-        assert ended is None, ended
-        assert time.monotonic() < end, output
-        time.sleep(0.2)
-    return output
 
 
 @pytest.mark.parametrize("udevd", [True, False])

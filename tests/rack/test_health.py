@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from memory import store
 from resident import Resident
+from zygotes import SECONDS, ready, wait_for
 
 from engramdax.format.geometry import standard
 from tools.rack.guest import Guest, Process
@@ -29,7 +30,6 @@ pytestmark = [
     ),
 ]
 
-SECONDS = 300.0
 
 # What bounds these tests is the emulated processors: two boots, and 13 questions to both hosts, each of which takes 5 s
 # of one for its probes (`cxl list --media-errors` alone 3.5) beside ssh; 20 s where the machine has other work. A host
@@ -134,8 +134,8 @@ def fleet(new_rack: Rack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     np.save(folder / "words.npy", words)
     rack.hosts[0].put("/run/words.npy", (folder / "words.npy").read_bytes())
     first, second = residents = [Resident(host) for host in rack.hosts]
-    for resident in residents:
-        resident.wait_ready()
+    for host in rack.hosts:
+        ready(host)
     made = first.json(f"provision {SERIAL:#x} --name ram --force --overwrite-unknown")
     (joined,) = second.json(f"provision --join {SERIAL:#x}")
     first.run(joined["admission"].removeprefix("engramdax ")).succeeded()
@@ -222,7 +222,7 @@ def test_damaged_directory_slot_is_told_by_all_who_see_it(fleet: Fleet, rack: Ra
 def test_reader_elsewhere_is_named_and_keeps_space_from_being_free_until_it_was_killed(fleet: Fleet, well: Any) -> None:
     first = fleet.residents[0]
     reader = fleet.residents[1].start(HOLD)
-    pid = int(_wait(reader, "holding as").split()[-1])
+    pid = int(wait_for(reader, "holding as").split()[-1])
     first.run("rm words --pool ram").succeeded()
     code, document, _ = fleet.health()
     assert code == 2  # the poison of before is still there
@@ -250,16 +250,6 @@ def test_reader_elsewhere_is_named_and_keeps_space_from_being_free_until_it_was_
     after = first.json(f"reclaim --pool ram {fleet.options} --timeout {TIMEOUT:g}")
     assert after["waiting"] == []
     assert after["free"] == waits["free"] + waits["waiting"][0]["bytes"]
-
-
-def _wait(process: Process, text: str) -> str:
-    """Wait until a process has said something, and give all that it said."""
-    end = time.monotonic() + SECONDS
-    while text not in process.output():
-        assert process.poll() is None
-        assert time.monotonic() < end
-        time.sleep(0.2)
-    return process.output()
 
 
 @contextmanager

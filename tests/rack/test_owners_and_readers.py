@@ -7,8 +7,9 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from pool_of_two import SECONDS, PoolOfTwo, result_of, wait_for
+from pool_of_two import PoolOfTwo, result_of
 from selection import LONG
+from zygotes import SECONDS, wait_for
 
 from tools.rack.guest import Guest, Process
 

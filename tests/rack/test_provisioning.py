@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batch import Command, Remedy, Result, engramdax, get_ready, run_all
+import zygotes
+from batch import Command, Remedy, Result, engramdax, run_all
 from devices import POOLS, find
 from media import digests
 
@@ -52,7 +53,7 @@ def story(new_rack: Rack, tmp_path_factory: pytest.TempPathFactory) -> Story:
         told.tables[name] = random.integers(0, 256, (3_000, 264), np.uint8)
         np.save(folder / f"{name}.npy", told.tables[name])
     for host in rack.hosts:
-        get_ready(host)
+        zygotes.start(host)
 
     def targets(host: Guest) -> dict[str, str]:
         return {**TARGETS, "hmem": find(host, rack.pools["hmem"]) or ""}

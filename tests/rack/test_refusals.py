@@ -9,7 +9,8 @@ import tarfile
 from uuid import uuid4
 
 import pytest
-from batch import Command, Remedy, engramdax, get_ready, run_all
+import zygotes
+from batch import Command, Remedy, engramdax, run_all
 from devices import MEMDEV, find
 from media import unchanged, unchanged_but_labels
 from memory import load, store
@@ -26,7 +27,7 @@ pytestmark = [pytest.mark.rack, pytest.mark.timeout(900)]
 def host(new_rack: Rack) -> Guest:
     """Give a host with nothing on its devices."""
     for host in new_rack.hosts:
-        get_ready(host)
+        zygotes.start(host)
     return new_rack.hosts[0]
 
 

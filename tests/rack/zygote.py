@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs in a guest: a process that has everything imported and forks for each task, with the task's own outputs.
 
-An emulated processor takes seconds to get an interpreter there. A task is a function of tests/rack/tasks.py or
-tests/rack/soak.py. Tasks come from the guest itself over a unix socket, with the descriptors of their outputs; a task
-whose client goes away is killed. Other hosts ask over TCP who uses a pool here, and get what `engramdax info` prints.
+An emulated processor takes seconds to get an interpreter there. A task is one of FUNCTIONS, or an engramdax command as
+a shell gives it. Tasks come from the guest itself over a unix socket, with the descriptors of their outputs; a task
+whose client went away is killed. Other hosts ask over TCP who uses a pool here, and get what `engramdax info` prints.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "cra
 
 import soak  # noqa: E402
 import tasks  # noqa: E402
+import turns  # noqa: E402
 from channel import PORT, TASKS  # noqa: E402
+from ClusterShell import Event, NodeSet, Task  # noqa: E402, F401 - what commands import when they need it
+from ClusterShell.Worker import Ssh  # noqa: E402, F401
+
+from engramdax.health import hosts  # noqa: E402, F401
 
 QUESTION_BYTES = 64
 
@@ -39,6 +44,7 @@ FUNCTIONS: dict[str, Callable[..., int]] = {
         tasks.steps,
         tasks.stop_at,
         tasks.write_table,
+        turns.in_turn,
         soak.take_part,
     )
 }
@@ -62,6 +68,16 @@ def become(outputs: dict[int, int], act: Callable[[], int]) -> NoReturn:
             sys.stderr.flush()
         finally:
             os._exit(code)
+
+
+def do(text: bytes) -> int:
+    """Do what a client sent: JSON, or the words of a command."""
+    if not text.startswith(b"{"):
+        words = text.decode().split("\0")
+        return tasks.code(*words[1:]) if words[0] == "-c" else tasks.command(words)
+    task = json.loads(text)
+    os.environ.update(task["environment"])
+    return FUNCTIONS[task["do"]](**task["arguments"])
 
 
 class Zygote:
@@ -92,9 +108,7 @@ class Zygote:
             for _, _, data in ancillary:
                 fds.frombytes(data)
             text += part
-        task = json.loads(text)
-        os.environ.update(task["environment"])  # the same for all tasks of a guest
-        self._fork(client, dict(zip((1, 2), fds, strict=True)), lambda: FUNCTIONS[task["do"]](**task["arguments"]))
+        self._fork(client, dict(zip((1, 2), fds, strict=True)), lambda: do(text[:-1]))
         for fd in fds:
             os.close(fd)
 
