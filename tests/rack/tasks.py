@@ -31,7 +31,7 @@ def command(words: list[str]) -> int:
 
 def code(text: str) -> int:
     """Run a Python program that may use engramdax."""
-    exec(text, {"__name__": "__main__", "engramdax": engramdax})  # noqa: S102 - what it is for
+    exec(text, {"__name__": "__main__"})  # noqa: S102 - what it is for
     return 0
 
 

@@ -46,7 +46,8 @@ SKIPPED = "device.name memdev.health memdev.temperature memdev.life_used pool.ba
 SKIP = " ".join(f"--skip {name}" for name in SKIPPED.split())
 
 HOLD = """
-import time
+import os, time
+import engramdax
 table = engramdax.open("ram")["words"]
 print("holding as", os.getpid(), flush=True)
 time.sleep(3600)
@@ -183,7 +184,7 @@ def test_poison_is_named_with_table_and_row_on_its_host(fleet: Fleet, well: Any)
 
 
 def _extent(fleet: Fleet) -> int:
-    program = "p = engramdax.open('ram'); print(p.directory.require('words', p.backing.path).extent.offset)"
+    program = "import engramdax; p = engramdax.open('ram'); print(p.directory.require('words', p.backing.path).extent.offset)"
     process = fleet.residents[0].start(program)
     return int(process.wait(SECONDS).stdout)
 
