@@ -184,7 +184,9 @@ def test_poison_is_named_with_table_and_row_on_its_host(fleet: Fleet, well: Any)
 
 
 def _extent(fleet: Fleet) -> int:
-    program = "import engramdax; p = engramdax.open('ram'); print(p.directory.require('words', p.backing.path).extent.offset)"
+    program = (
+        "import engramdax; p = engramdax.open('ram'); print(p.directory.require('words', p.backing.path).extent.offset)"
+    )
     process = fleet.residents[0].start(program)
     return int(process.wait(SECONDS).stdout)
 
