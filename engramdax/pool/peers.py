@@ -119,9 +119,8 @@ class CommandPeers:
     `template` is split as a shell would, then {host}, {id} and {pool} are filled in. ParameterError where it cannot be.
     """
 
-    problems = (f"the command in {ENVIRONMENT} gave no answer of theirs",)
-
     def __init__(self, template: str) -> None:
+        self.problems: list[str] = []
         try:
             self._words = shlex.split(template)
         except ValueError as e:  # a quotation without an end
@@ -130,10 +129,12 @@ class CommandPeers:
     def ask(self, hosts: Sequence[Host], pool: UUID) -> dict[Host, Answer | None]:
         """Run the command for each host, at once."""
         with ThreadPoolExecutor(max_workers=max(len(hosts), 1)) as threads:
-            return dict(zip(hosts, threads.map(lambda host: self._ask(host, pool), hosts), strict=True))
+            said = dict(zip(hosts, threads.map(lambda host: self._ask(host, pool), hosts), strict=True))
+        self.problems = [f"{host.name}: {one}" for host, one in said.items() if isinstance(one, str)]
+        return {host: None if isinstance(one, str) else one for host, one in said.items()}
 
-    def _ask(self, host: Host, pool: UUID) -> Answer | None:
-        """Run the command; whatever goes wrong with it, or an answer of another host, is no answer."""
+    def _ask(self, host: Host, pool: UUID) -> Answer | str:
+        """Run the command, and give the answer, or say why it gave none: of another host it is none."""
         places = {"{host}": host.name, "{id}": str(host.id), "{pool}": str(pool)}
         words = []
         for word in self._words:
@@ -143,9 +144,14 @@ class CommandPeers:
         try:
             done = subprocess.run(words, capture_output=True, timeout=TIMEOUT_SECONDS, check=True)
             answering, answer = _read(json.loads(done.stdout), pool)
-        except (OSError, subprocess.SubprocessError, NoAnswerError, *_UNREADABLE):
-            return None
-        return answer if answering == host.id else None
+        except subprocess.CalledProcessError as e:
+            lines = e.stderr.decode(errors="replace").strip().splitlines()
+            return f"`{words[0]}` ended with {e.returncode}: {lines[-1] if lines else 'it said nothing'}"
+        except (OSError, subprocess.SubprocessError, NoAnswerError) as e:
+            return str(e)
+        except _UNREADABLE as e:
+            return f"what it said is no answer: {e!r}"
+        return answer if answering == host.id else f"host {answering} answered"
 
 
 def _read(value: Any, pool: UUID) -> tuple[UUID, Answer]:

@@ -124,7 +124,9 @@ def test_a_host_on_which_a_writer_lives_says_so(shared: SharedPool) -> None:
         assert asked is not None
         assert asked.writing
         with shared.on("beta"):
-            assert CommandPeers("false").ask([beta], pool) == {beta: None}
+            failing = CommandPeers("sh -c 'echo no route >&2; exit 7'")
+            assert failing.ask([beta], pool) == {beta: None}
+            assert failing.problems == ["beta: `sh` ended with 7: no route"]
             # Another host than the one that was asked has not answered.
             assert CommandPeers(shared.ask().replace("{host}", "beta")).ask([alpha], pool) == {alpha: None}
 
