@@ -7,14 +7,26 @@
 #include <stdatomic.h>
 #include <stddef.h>
 
+#include "lane.h"
+
 enum {
     // Of the driver's interface, which is stable.
     REGISTER_PORTABLE = 1,
     REGISTER_DEVICEMAP = 2,
     REGISTER_READ_ONLY = 8,
+    PROGRAMMATIC_STREAM_SERIALIZATION = 6,
     BLOCK = 256,
     WARPS = BLOCK / 32,
     HASH_BLOCKS = 4096,
+    MIX_BLOCK = 1024,
+    MIX_WARPS = MIX_BLOCK / 32,
+    POST_AT_ONCE = 4, // ids of a thread
+    // One block posts so many rows in a few turns; more blocks want a kernel before them that asks for the lane.
+    FEW_ROWS = 8 * MIX_BLOCK,
+    POST_BLOCKS = 64,
+    // A chunk is at most this much, so that one that is late or held up holds up little, and each thread gets some.
+    CHUNK_BYTES = 28 << 10,
+    CHUNKS_PER_THREAD = 4,
 };
 
 static struct {
@@ -28,6 +40,8 @@ static struct {
     int (*host_pointer)(uint64_t *, void *, unsigned);
     int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
                   void **);
+    int (*launch_ex)(const void *, void *, void **, void **);
+    int (*is_capturing)(void *, int *);
     int (*error_name)(int, const char **);
     int (*error_text)(int, const char **);
 } driver;
@@ -45,6 +59,8 @@ static const struct {
     {"cuMemHostUnregister", offsetof(__typeof__(driver), host_unregister)},
     {"cuMemHostGetDevicePointer_v2", offsetof(__typeof__(driver), host_pointer)},
     {"cuLaunchKernel", offsetof(__typeof__(driver), launch)},
+    {"cuLaunchKernelEx", offsetof(__typeof__(driver), launch_ex)},
+    {"cuStreamIsCapturing", offsetof(__typeof__(driver), is_capturing)},
     {"cuGetErrorName", offsetof(__typeof__(driver), error_name)},
     {"cuGetErrorString", offsetof(__typeof__(driver), error_text)},
 };
@@ -140,15 +156,99 @@ int ed_cuda_device_pointer(uint8_t *address, uint64_t *ret)
     return driver.host_pointer(ret, address, 0);
 }
 
-int ed_cuda_launch(uint64_t function, uint32_t grid, uint32_t block, const void *parameters, uint64_t stream)
+static int launch(uint64_t function, uint32_t grid, uint32_t block, void **parameters, uint64_t stream)
 {
-    void *list[] = {(void *)parameters};
-    return driver.launch((void *)(uintptr_t)function, grid, 1, 1, block, 1, 1, 0, (void *)(uintptr_t)stream, list,
+    return driver.launch((void *)(uintptr_t)function, grid, 1, 1, block, 1, 1, 0, (void *)(uintptr_t)stream, parameters,
                          NULL);
 }
 
-int ed_cuda_gather(const struct ed_cuda_gather *plan, uint64_t function, uint64_t ids, int ids_64, int64_t ids_stride,
-                   uint32_t outer, uint64_t out, int64_t out_stride, int64_t out_column_stride, uint64_t stream)
+int ed_cuda_launch(uint64_t function, uint32_t grid, uint32_t block, const void *parameters, uint64_t stream)
+{
+    void *list[] = {(void *)parameters};
+    return launch(function, grid, block, list, stream);
+}
+
+// CUlaunchConfig and CUlaunchAttribute of the driver's interface.
+struct launch_attribute {
+    int id;
+    char spare[4];
+    union {
+        char size[64];
+        int allowed;
+    } value;
+};
+
+struct launch_config {
+    unsigned grid[3], block[3], shared_bytes;
+    void *stream;
+    struct launch_attribute *attributes;
+    unsigned attribute_count;
+};
+
+// A launch that may begin while the kernel before it in the stream still runs, whose end it waits for by itself.
+static int launch_early(uint64_t function, uint32_t grid, uint32_t block, void **parameters, uint64_t stream)
+{
+    struct launch_attribute early = {.id = PROGRAMMATIC_STREAM_SERIALIZATION, .value.allowed = 1};
+    const struct launch_config config = {
+        {grid, 1, 1}, {block, 1, 1}, 0, (void *)(uintptr_t)stream, &early, 1,
+    };
+    return driver.launch_ex(&config, (void *)(uintptr_t)function, parameters, NULL);
+}
+
+// Rows of a chunk for a call of `rows` rows.
+static uint32_t chunk_rows(const struct ed_cuda_lane *lane, uint64_t rows, uint64_t row_bytes)
+{
+    const uint64_t most = CHUNK_BYTES / row_bytes / ED_LANE_CHUNK_UNIT, few = rows / lane->threads / CHUNKS_PER_THREAD;
+    const uint64_t wanted = (few + ED_LANE_CHUNK_UNIT - 1) / ED_LANE_CHUNK_UNIT;
+    const uint64_t units = wanted < most ? wanted : most;
+    return (uint32_t)(units == 0 ? 1 : units < ED_LANE_MOST_UNITS ? units : ED_LANE_MOST_UNITS) * ED_LANE_CHUNK_UNIT;
+}
+
+static void tell_lane(struct ed_cuda_lane *lane, uint64_t stream)
+{
+    int capturing = 0;
+    if (!__atomic_load_n(&lane->keeps_awake, __ATOMIC_RELAXED) &&
+        driver.is_capturing((void *)(uintptr_t)stream, &capturing) == 0 && capturing) {
+        __atomic_store_n(&lane->keeps_awake, 1, __ATOMIC_RELAXED);
+        ed_lane_keep_awake(lane->lane);
+    } else {
+        ed_lane_expect(lane->lane);
+    }
+}
+
+static int launch_mix(struct ed_cuda_gather *p, const struct ed_cuda_route *route, uint64_t rows, uint64_t stream)
+{
+    struct ed_cuda_lane *lane = route->lane;
+    struct ed_cuda_mix m = lane->mix;
+    m.token = __atomic_add_fetch(&lane->token, 1, __ATOMIC_RELAXED);
+    m.deadline_ns = lane->deadline_us * 1000ull + rows * lane->deadline_row;
+    m.chunk_rows = chunk_rows(lane, rows, p->row_bytes);
+    m.chunk_stride = (uint32_t)((m.chunk_rows * p->row_bytes + ED_LANE_ALIGN - 1) / ED_LANE_ALIGN * ED_LANE_ALIGN);
+    const uint32_t chunks = (uint32_t)((rows + m.chunk_rows - 1) / m.chunk_rows);
+    m.staged_blocks = lane->staged_blocks < chunks ? lane->staged_blocks : chunks;
+    const uint32_t whole = (uint32_t)((rows + MIX_WARPS - 1) / MIX_WARPS);
+    const uint32_t local_blocks = lane->local_blocks < whole ? lane->local_blocks : whole;
+    if (*(const volatile uint32_t *)(uintptr_t)m.failed || ed_lane_troubled(lane->lane))
+        return ED_CUDA_TROUBLE;
+    tell_lane(lane, stream);
+    __typeof__(launch) *const follow = lane->early ? launch_early : launch;
+    void *list[] = {p, &m};
+    int result;
+    if (rows <= FEW_ROWS) {
+        result = launch(lane->post_few, 1, MIX_BLOCK, list, stream);
+    } else {
+        const uint64_t blocks = (rows + POST_AT_ONCE * MIX_BLOCK - 1) / (POST_AT_ONCE * MIX_BLOCK);
+        result = launch(lane->take, 1, 1, list, stream);
+        if (!result)
+            result = follow(lane->post_many, (uint32_t)(blocks < POST_BLOCKS ? blocks : POST_BLOCKS), MIX_BLOCK, list,
+                            stream);
+    }
+    return result ? result : follow(route->mixed, m.staged_blocks + local_blocks, MIX_BLOCK, list, stream);
+}
+
+int ed_cuda_gather(const struct ed_cuda_gather *plan, const struct ed_cuda_route *route, uint64_t ids, int ids_64,
+                   int64_t ids_stride, uint32_t outer, uint64_t out, int64_t out_stride, int64_t out_column_stride,
+                   uint64_t stream)
 {
     struct ed_cuda_gather p = *plan;
     p.ids = ids;
@@ -161,7 +261,9 @@ int ed_cuda_gather(const struct ed_cuda_gather *plan, uint64_t function, uint64_
     const uint64_t rows = (uint64_t)outer * p.out_columns;
     if (rows == 0)
         return 0;
-    return ed_cuda_launch(function, (uint32_t)((rows + WARPS - 1) / WARPS), BLOCK, &p, stream);
+    if (route->lane && rows >= route->lane->from_rows && rows <= route->lane->most_rows)
+        return launch_mix(&p, route, rows, stream);
+    return ed_cuda_launch(route->direct, (uint32_t)((rows + WARPS - 1) / WARPS), BLOCK, &p, stream);
 }
 
 int ed_cuda_hash(const struct ed_cuda_hash *batch, uint64_t function, uint64_t stream)

@@ -13,7 +13,10 @@
 // this failed.
 const char *ed_cuda_open(void);
 
-enum { ED_CUDA_ABSENT = 10000 };
+enum {
+    ED_CUDA_ABSENT = 10000,
+    ED_CUDA_TROUBLE = 10001, // a lane has something to tell of launches before (ed_cuda_gather)
+};
 
 // The driver's name and text for a CUresult.
 const char *ed_cuda_error_name(int result);
@@ -71,10 +74,42 @@ struct ed_cuda_hash {
     uint32_t layers, heads, heads_per_order, max_ngram;
 };
 
+struct ed_cuda_mix {
+    uint64_t state, local, staged;
+    uint64_t ids, message, flags, finished, staging, failed;
+    uint64_t token;
+    uint64_t deadline_ns, patience_ns;
+    uint32_t capacity, chunk_rows, chunk_stride, first_local, local_of_64, staged_blocks;
+};
+
+// A lane as launches see it, and how they mix. What is not said to be fixed may change between launches.
+struct ed_cuda_lane {
+    struct ed_cuda_mix mix; // addresses, capacity, patience and shares; the rest is of a launch
+    struct ed_lane *lane;
+    uint64_t take, post_few, post_many; // kernels
+    uint32_t from_rows, most_rows;      // calls of fewer or more rows are direct; most_rows is fixed
+    uint32_t staged_blocks, local_blocks;
+    uint32_t threads;      // of the CPU; fixed
+    uint32_t chunk_rows;   // 0: by the size of the call
+    uint32_t deadline_us;  // for the chunks of a call, and
+    uint32_t deadline_row; // ns more for each of its rows
+    int early;             // whether kernels may be started while those that they wait for run: from sm_90 on
+    int keeps_awake;
+    uint64_t token; // of the last launch
+};
+
+// The kernels for rows of one form, and the lane where there is one.
+struct ed_cuda_route {
+    uint64_t direct, mixed;
+    struct ed_cuda_lane *lane;
+};
+
 // Launch a gather: `plan` with these ids and output. Nothing is allocated and nobody waits; may be captured.
-// Several threads may launch one plan at once.
-int ed_cuda_gather(const struct ed_cuda_gather *plan, uint64_t function, uint64_t ids, int ids_64, int64_t ids_stride,
-                   uint32_t outer, uint64_t out, int64_t out_stride, int64_t out_column_stride, uint64_t stream);
+// Several threads may launch one plan at once. ED_CUDA_TROUBLE: nothing was launched, since rows of launches before
+// could not be read or had at all (ed_lane_unreadable(), `failed` of the mix).
+int ed_cuda_gather(const struct ed_cuda_gather *plan, const struct ed_cuda_route *route, uint64_t ids, int ids_64,
+                   int64_t ids_stride, uint32_t outer, uint64_t out, int64_t out_stride, int64_t out_column_stride,
+                   uint64_t stream);
 
 // Launch the hash of a batch.
 int ed_cuda_hash(const struct ed_cuda_hash *batch, uint64_t function, uint64_t stream);

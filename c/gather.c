@@ -34,7 +34,6 @@ struct run {
     const uint64_t *first_chunk; // [count + 1]
     uint64_t single[2];          // first_chunk of a call with one request
     uint64_t chunk_bytes;        // of output in a chunk, about
-    ed_kernel kernel;
     bool stream;
     // The lowest failing (request, position) of a bad id, as one number; UINT64_MAX for none.
     _Atomic uint64_t bad;
@@ -107,12 +106,13 @@ static void note_unreadable(struct run *run, uint64_t position)
 #endif
 
 // Copy a range whose memory may fault; false if it did.
-static bool copy_guarded(const struct run *run, const struct ed_range *range, int64_t *bad)
+static bool copy_guarded(const struct ed_range *range, int64_t *bad)
 {
+    const ed_kernel kernel = ed_kernel_named(NULL);
     struct ed_guard guard = {.begin = range->table->guard_begin, .end = range->table->guard_end};
     if (!ED_GUARD_ARM(&guard))
         return false;
-    *bad = run->kernel(range);
+    *bad = kernel(range);
     ed_guard_disarm();
     return true;
 }
@@ -121,19 +121,22 @@ static bool copy_guarded(const struct run *run, const struct ed_range *range, in
 #pragma GCC diagnostic pop
 #endif
 
-// The slow way, a row at a time, so that exactly those that cannot be read are missing.
-static int64_t copy_rows(struct run *run, uint64_t request, const struct ed_range *range, uint64_t shift)
+int64_t ed_gather_range(const struct ed_range *range, ed_unreadable unreadable, void *context)
 {
-    const uint64_t row_bytes = range->table->row_bytes, before = positions_before(run, request);
+    int64_t bad = ED_ALL_VALID;
+    if (copy_guarded(range, &bad))
+        return bad;
+    // The slow way, a row at a time, so that exactly those that cannot be read are missing.
+    const uint64_t row_bytes = range->table->row_bytes;
     for (uint64_t i = range->begin; i < range->end; i++) {
         struct ed_range row = *range;
         row.begin = i;
         row.end = i + 1;
         row.out = range->out + (i - range->begin) * row_bytes;
-        int64_t bad = ED_ALL_VALID;
-        if (!copy_guarded(run, &row, &bad)) {
+        bad = ED_ALL_VALID;
+        if (!copy_guarded(&row, &bad)) {
             memset(row.out, 0, row_bytes);
-            note_unreadable(run, before + shift + i);
+            unreadable(context, i);
         } else if (bad != ED_ALL_VALID) {
             return bad;
         }
@@ -141,12 +144,23 @@ static int64_t copy_rows(struct run *run, uint64_t request, const struct ed_rang
     return ED_ALL_VALID;
 }
 
+// Position 0 of a range, counted through all requests.
+struct place {
+    struct run *run;
+    uint64_t request, shift;
+};
+
+static void note_unreadable_at(void *context, uint64_t position)
+{
+    const struct place *place = context;
+    note_unreadable(place->run, positions_before(place->run, place->request) + place->shift + position);
+}
+
 // `shift` is the request's position of the range's position 0.
 static void copy_range(struct run *run, uint64_t request, const struct ed_range *range, uint64_t shift)
 {
-    int64_t bad = ED_ALL_VALID;
-    if (!copy_guarded(run, range, &bad))
-        bad = copy_rows(run, request, range, shift);
+    struct place place = {run, request, shift};
+    const int64_t bad = ed_gather_range(range, note_unreadable_at, &place);
     if (bad != ED_ALL_VALID)
         note_bad(run, request, shift + (uint64_t)bad);
 }
@@ -212,11 +226,8 @@ static void do_chunk(void *context, uint64_t chunk)
 // Fill in a run; gives the number of threads that it is worth.
 static int plan(struct run *run, const struct ed_request *requests, uint64_t count, uint64_t *first_chunk)
 {
-    *run = (struct run){.requests = requests,
-                        .count = count,
-                        .first_chunk = count == 1 ? run->single : first_chunk,
-                        .kernel = ed_kernel_named(NULL),
-                        .bad = UINT64_MAX};
+    *run = (struct run){
+        .requests = requests, .count = count, .first_chunk = count == 1 ? run->single : first_chunk, .bad = UINT64_MAX};
     uint64_t *firsts = count == 1 ? run->single : first_chunk;
     uint64_t bytes = 0;
     for (uint64_t r = 0; r < count; r++)
@@ -265,12 +276,13 @@ static void gather_openmp(const struct ed_request *q, struct run *run, int threa
 {
     struct ed_table plain = *q->table;
     plain.rows_ahead = 0;
+    const ed_kernel kernel = ed_kernel_named(NULL);
     // libgomp believes in a child that it still has the parent's threads, and waits for them.
     threads = ed_team_forked() ? 1 : threads;
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (uint64_t i = 0; i < q->count; i++) {
         const struct ed_range row = {&plain, q->ids, q->flags, i, i + 1, q->out + i * plain.row_bytes};
-        const int64_t bad = run->kernel(&row);
+        const int64_t bad = kernel(&row);
         if (bad != ED_ALL_VALID)
             note_bad(run, 0, (uint64_t)bad);
     }
@@ -279,7 +291,7 @@ static void gather_openmp(const struct ed_request *q, struct run *run, int threa
 // What is over before anybody would be awake, with nothing between the caller and the rows.
 static int gather_inline(const struct ed_request *q)
 {
-    struct run run = {.requests = q, .count = 1, .kernel = ed_kernel_named(NULL), .bad = UINT64_MAX};
+    struct run run = {.requests = q, .count = 1, .bad = UINT64_MAX};
     const struct ed_range range = {q->table, q->ids, q->flags, 0, q->count, q->out};
     // A fetch cannot fault, so the first rows are under way while the system call is made.
     ed_fetch_rows(&range, FETCHED_EARLY);

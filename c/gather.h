@@ -74,6 +74,11 @@ int ed_gather_one(const struct ed_table *table, const void *ids, uint64_t count,
 const struct ed_failure *ed_failure(void);
 void ed_failure_clear(void);
 
+// Copy the rows of one range, on this thread, which called ed_guard_prepare(). Rows that cannot be read are zeros, and
+// `unreadable` is called with their positions. Gives ED_ALL_VALID or the lowest position of a bad id.
+typedef void (*ed_unreadable)(void *context, uint64_t position);
+int64_t ed_gather_range(const struct ed_range *range, ed_unreadable unreadable, void *context);
+
 // A request that runs while its caller does something else. The buffers stay the request's until
 // ed_pending_wait() or ed_pending_drop() has returned, of which exactly one must be called, once, by any
 // thread; it frees the handle. ed_pending_wait() reports as ed_gather() does; ed_pending_drop() leaves undone

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernel.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 #include "media.h"
@@ -127,10 +128,12 @@ ed_kernel ed_kernel_named(const char *name)
     if (name)
         return kernel_if(name);
     static _Atomic(ed_kernel) best;
-    ed_kernel kernel = best;
+    ed_kernel kernel = atomic_load_explicit(&best, memory_order_relaxed);
+    if (kernel) // each chunk of each thread asks: their caches keep the line
+        return kernel;
     for (unsigned i = 0; !kernel && i < sizeof by_width / sizeof *by_width; i++)
         kernel = kernel_if(by_width[i]);
-    best = kernel;
+    atomic_store_explicit(&best, kernel, memory_order_relaxed);
     return kernel;
 }
 

@@ -63,6 +63,8 @@ static _Atomic uint32_t forks; // how many forks lie between the first process a
 static _Atomic int configured_limit;
 static _Atomic int system_limit;
 static _Atomic int spin_us = DEFAULT_SPIN_US;
+static _Atomic int64_t awake_until; // ns: until then the first so many workers spin
+static _Atomic int awake_workers;
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 
 static inline void relax(void)
@@ -207,8 +209,14 @@ static void *work(void *argument)
         relax();
         if (++looks % SPINS_BETWEEN_CLOCKS)
             continue;
-        if (now_ns() - idle_since < atomic_load_explicit(&spin_us, memory_order_relaxed) * 1000LL)
+        const int64_t now = now_ns();
+        if (now - idle_since < atomic_load_explicit(&spin_us, memory_order_relaxed) * 1000LL)
             continue;
+        if (self < (unsigned)atomic_load_explicit(&awake_workers, memory_order_relaxed) &&
+            now < atomic_load_explicit(&awake_until, memory_order_relaxed)) {
+            sched_yield(); // whoever else wants this CPU has better use for it
+            continue;
+        }
         const uint32_t seen = atomic_load(&signals);
         atomic_fetch_add(&sleepers, 1);
         if (!claimable())
@@ -300,6 +308,18 @@ static void start_workers(int wanted)
     pthread_mutex_unlock(&starting);
 }
 
+void ed_team_stay_awake(int64_t until, int count)
+{
+    const int most = ed_team_limit() - 1;
+    count = count < most ? count : most;
+    if (count <= 0)
+        return;
+    start_workers(count);
+    atomic_store_explicit(&awake_workers, count, memory_order_relaxed);
+    atomic_store(&awake_until, until);
+    wake(count);
+}
+
 static int take_slot(void)
 {
     uint64_t before = atomic_load(&taken);
@@ -320,6 +340,7 @@ static uint64_t first_chunk(const struct ed_job *job, uint32_t cell, uint32_t ce
 void ed_team_post(struct ed_job *job, int helpers)
 {
     job->slot = -1;
+    job->cells = 1;
     job->forks = atomic_load_explicit(&forks, memory_order_relaxed);
     const int most = ed_team_limit() - 1;
     helpers = helpers < most ? helpers : most;
@@ -331,6 +352,7 @@ void ed_team_post(struct ed_job *job, int helpers)
     start_workers(helpers);
     struct slot *slot = &slots[job->slot];
     const uint32_t cells = 1 + (uint32_t)(helpers < CELLS ? helpers : CELLS - 1);
+    job->cells = cells;
     for (uint32_t i = 0; i < cells; i++)
         fetch_to_write(&slot->cell[i]);
     slot->run = job->run;
@@ -353,6 +375,22 @@ void ed_team_post(struct ed_job *job, int helpers)
 static bool alone(const struct ed_job *job)
 {
     return job->slot < 0 || job->forks != atomic_load_explicit(&forks, memory_order_relaxed);
+}
+
+bool ed_team_help(struct ed_job *job)
+{
+    if (alone(job))
+        return false;
+    struct slot *slot = &slots[job->slot];
+    for (uint32_t i = 0; i < job->cells; i++) {
+        uint32_t chunk;
+        if (!claim(&slot->cell[i], &chunk))
+            continue;
+        job->run(job->context, chunk);
+        atomic_fetch_add_explicit(&slot->cell[i].done, 1, memory_order_release);
+        return true;
+    }
+    return false;
 }
 
 bool ed_team_done(const struct ed_job *job)

@@ -27,6 +27,7 @@ struct ed_job {
     void *context;
     uint32_t chunks; // 1 to ED_MAX_CHUNKS
     int slot;        // where it is put up, -1 where it is not
+    uint32_t cells;  // ranges that its chunks are divided into: range c begins with chunk c * chunks / cells
     uint32_t forks;  // the process that put it up
 };
 
@@ -41,6 +42,9 @@ void ed_team_wait(struct ed_job *job);
 // End the job without doing what nobody has begun: wait for the chunks that workers are in.
 void ed_team_drop(struct ed_job *job);
 
+// Do one chunk of a posted job that nobody has begun; false where there is none.
+bool ed_team_help(struct ed_job *job);
+
 // Tell whether all chunks of a posted job are done, without doing any.
 bool ed_team_done(const struct ed_job *job);
 
@@ -54,5 +58,9 @@ int ed_team_limit(void);
 // Set the limit (0: as the system says) and how many microseconds an idle worker spins before it sleeps
 // (-1: leave it). Takes effect with the next job.
 void ed_team_configure(int limit, int spin_us);
+
+// Keep `count` workers from sleeping until `until`, in nanoseconds of CLOCK_MONOTONIC; start and wake those that are
+// missing.
+void ed_team_stay_awake(int64_t until, int count);
 
 #endif

@@ -152,6 +152,11 @@ class Table:
         return self._attachment
 
     @property
+    def core(self) -> Any:
+        """What the C core knows of it, a `struct ed_table *` that lives as long as this object."""
+        return self._core
+
+    @property
     def load_id(self) -> str:
         """The random id of the load that made this version."""
         return str(self._entry.load)
@@ -322,12 +327,18 @@ class Table:
         heads: tuple[int, int] | None = None,
         padded_heads: int | None = None,
         rows: tuple[int, int] | None = None,
+        threads: int | None = None,
+        sm_share: float = 1 / 8,
         progress: Callable[[int], None] | None = None,
     ) -> CudaTable:
         """Register the table with the CUDA driver and give it as one GPU sees it.
 
         hot: budget for hot rows in GPU memory, in bytes or as "2GiB", everything they take included; None: none.
-        path: "direct" reads the registered pool, for hot rows their copies; "auto" is the same so far.
+        path: "direct" reads the registered pool by the GPU alone, for hot rows their copies; "staged" has the CPU
+        team fetch all rows that are not hot, also of a pool that cannot be registered; "mix" shares them out; "auto"
+        does so for tables of 4 GiB and more, by shares that it measures at first need (see `CudaTable.calibrate`).
+        threads: of the CPU for that, by default three quarters of the cores the process may use. sm_share: the part
+        of the GPU whose blocks may wait for the CPU.
         heads: (first, count), the rank's part of the ids' last dimension, of which
         padded_heads (default: count) come out, the last ones zeros. rows: (low, high), the rank's part of the
         table; ids outside give rows of zeros. progress: called with bytes registered.
@@ -344,6 +355,8 @@ class Table:
             heads=heads,
             padded_heads=padded_heads,
             rows=rows,
+            threads=threads,
+            sm_share=sm_share,
             progress=progress,
         )
 

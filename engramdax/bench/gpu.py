@@ -10,9 +10,11 @@ is held both ways.
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -22,9 +24,8 @@ from engramdax.errors import CudaError, EngramdaxError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-    from engramdax.cuda.table import Format
+    from engramdax.cuda.table import CudaTable, Format
     from engramdax.table import Table
 
 ROUNDS: Final = 500
@@ -60,6 +61,21 @@ class Outcome:
     hot_rows: int
     hot_bytes: int
     hot_share: dict[int, float]
+    mix: dict[str, Any]
+    """The shares that were measured, by contender."""
+
+    cores_burnt: dict[int, float]
+    """CPU time of the team and the poller, over the time of the rounds, by tokens."""
+
+
+def team_seconds() -> float:
+    """Give the CPU time that threads of ours have used in this process."""
+    ticks = 0
+    for task in Path("/proc/self/task").iterdir():
+        name, times = (task / "stat").read_text().rpartition(")")[::2]
+        if "(engramdax" in name:
+            ticks += sum(map(int, times.split()[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def torch_module() -> Any:
@@ -83,11 +99,14 @@ class Contest:
         self.table = table
         self._draw = draw
         start = time.perf_counter()
-        self.direct = table.cuda()
+        self.direct = table.cuda(path="direct")
         self.registration_s = time.perf_counter() - start
-        self.hot = table.cuda(hot=hot) if hot else None
+        self.mixed = table.cuda()
+        self.hot = table.cuda(hot=hot, path="direct") if hot else None
+        self.hot_mixed = table.cuda(hot=hot) if hot else None
         self.absent: dict[str, str] = {}
         self.heads = heads
+        self.cores_burnt: dict[int, float] = {}
         self._float8 = table.row_bytes == DIM + SCALES
         # Both engines' kernels know float8 rows alone.
         self._sglang = self._peer("sglang", lambda: sglang_gather(peers)) if self._float8 else None
@@ -109,6 +128,7 @@ class Contest:
         calls = self._float8_calls(ids, wide) if self._float8 else self._raw_calls(ids)
         series = {name: Series(name, tokens) for name in calls}
         events = [(torch.cuda.Event(True), torch.cuda.Event(True)) for _ in calls]
+        burnt, started = team_seconds(), time.perf_counter()
         for round_ in range(-WARM, rounds):
             for (name, call), (begin, end) in zip(calls.items(), events, strict=True):
                 ids.copy_(self._draw(tokens))
@@ -124,6 +144,7 @@ class Contest:
                 if round_ >= 0:
                     series[name].device_us.append(begin.elapsed_time(end) * 1e3)
                     series[name].host_us.append(host / 1e3)
+        self.cores_burnt[tokens] = (team_seconds() - burnt) / (time.perf_counter() - started)
         found = [*series.values(), self._index_select(tokens, max(5, rounds // 10))]
         if self._float8 and tokens >= STAGING_TOKENS:
             found.append(self._staging(tokens, max(5, rounds // 10)))
@@ -143,7 +164,16 @@ class Contest:
         calls["engramdax direct, graph"] = graph.replay
         if hot is not None:
             calls["engramdax hot"] = lambda: hot.gather(ids, out, format=form)
+        for name, cuda in (("mix", self.mixed), ("hot, mix", self.hot_mixed)):
+            if cuda is not None and cuda.lane is not None:
+                calls |= self._mixed(f"engramdax {name}", cuda, ids, out, form)
         return calls
+
+    def _mixed(self, name: str, cuda: CudaTable, ids: Any, out: Any, form: Format) -> dict[str, Callable[[], Any]]:
+        graph = self.torch.cuda.CUDAGraph()
+        with self.torch.cuda.graph(graph):
+            cuda.gather(ids, out, format=form)
+        return {name: lambda: cuda.gather(ids, out, format=form), f"{name}, graph": graph.replay}
 
     def _raw_calls(self, ids: Any) -> dict[str, Callable[[], Any]]:
         out = self.torch.empty((*ids.shape, self.table.row_bytes), dtype=self.torch.uint8, device="cuda")

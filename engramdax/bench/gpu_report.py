@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -127,6 +127,12 @@ def hold(plan: Plan, progress: Callable[[str], None]) -> Outcome:
             contest.hot.hot_rows if contest.hot else 0,
             contest.hot.nbytes if contest.hot else 0,
             shares,
+            {
+                f"{OURS} {name}": asdict(cuda.mix)
+                for name, cuda in (("mix", contest.mixed), ("hot, mix", contest.hot_mixed))
+                if cuda and cuda.mix
+            },
+            contest.cores_burnt,
         )
 
 
@@ -171,6 +177,12 @@ def heading(outcome: Outcome) -> list[str]:
     first = [f"{outcome.gpu}; registered in {outcome.registration_s:.1f} s"]
     if outcome.hot_rows:
         first.append(f"{outcome.hot_rows} hot rows in {outcome.hot_bytes} bytes of GPU memory")
+    for name, mix in outcome.mix.items():
+        shares = f"{mix['first_local']} rows and {mix['local_of_64']} of each 64 that follow direct"
+        first.append(f"{name}: from {mix['from_rows']} rows on, {shares}; found in {mix['seconds']:.1f} s")
+    if outcome.mix:
+        burnt = ", ".join(f"{cores:.1f} at {tokens}" for tokens, cores in outcome.cores_burnt.items())
+        first.append(f"cores of the CPU used by the team while measuring, by tokens: {burnt}")
     return first + [f"absent: {name}: {why}" for name, why in outcome.absent.items()]
 
 
@@ -209,6 +221,8 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "hot_rows": outcome.hot_rows,
         "hot_bytes": outcome.hot_bytes,
         "absent": outcome.absent,
+        "mix": outcome.mix,
+        "cores_burnt": outcome.cores_burnt,
         "results": [
             {
                 "tokens": s.tokens,

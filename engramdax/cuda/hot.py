@@ -20,12 +20,15 @@ from engramdax.errors import ParameterError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from engramdax.table import Table
+
 BUCKET: Final = 16
 ROWS_PER_BUCKET: Final = 11
 """Entries in use on average, of BUCKET: with more, many lookups would need a second bucket."""
 
 COUNTERS: Final = 64
 ROW_ALIGN: Final = 16
+COPY_BYTES: Final = 32 << 20
 
 
 def rows_within(budget: int, row_bytes: int) -> int:
@@ -43,14 +46,14 @@ def _row_stride(row_bytes: int) -> int:
 class HotRows:
     """The hot rows of one table on one device. `seconds` is how long the building took."""
 
-    def __init__(self, device: int, plan: Any, raw_function: int, ids: npt.NDArray[np.int64], row_bytes: int) -> None:
+    def __init__(self, table: Table, device: int, plan: Any, direct: int, ids: npt.NDArray[np.int64]) -> None:
         if ids.size and int(ids.max()) >= (1 << 32) - 1:
             raise ParameterError("hot rows of tables with 2**32 rows and more are not supported")
         start = time.perf_counter()
         driver = bindings()
         self.count = int(ids.size)
         buckets = max(1, -(-self.count // ROWS_PER_BUCKET))
-        stride = _row_stride(row_bytes)
+        stride = _row_stride(table.row_bytes)
         self._entries = DeviceMemory(buckets * BUCKET * 8)
         self._rows = DeviceMemory(self.count * stride)
         self._counters = DeviceMemory(COUNTERS * 8)
@@ -65,14 +68,10 @@ class HotRows:
         )
         if self.count and (result := lib.ed_cuda_launch(insert, -(-self.count // 256), 256, parameters, 0)):
             raise error(result, "the hash table of hot rows cannot be built")
-        # The gather reads no ids of 32 bits without sign, which the hash table holds.
-        wide = DeviceMemory(self.count * 8)
-        wide.write(np.ascontiguousarray(ids, np.int64))
-        result = lib.ed_cuda_gather(
-            plan, raw_function, wide.address, 1, 1, self.count, self._rows.address, stride, 0, 0
-        )
-        if result:
-            raise error(result, "the hot rows cannot be fetched")
+        if plan.base:
+            self._fetch(plan, direct, ids, stride)
+        else:
+            self._copy(table, ids, stride)
         checked(driver.cuCtxSynchronize(), "the hot rows cannot be fetched")
         self.nbytes = self._entries.nbytes + self._rows.nbytes + self._counters.nbytes
         self.seconds = time.perf_counter() - start
@@ -83,6 +82,25 @@ class HotRows:
             "row_stride": stride,
             "buckets": buckets,
         }
+
+    def _fetch(self, plan: Any, direct: int, ids: npt.NDArray[np.int64], stride: int) -> None:
+        # The gather reads no ids of 32 bits without sign, which the hash table holds.
+        wide = DeviceMemory(self.count * 8)
+        wide.write(np.ascontiguousarray(ids, np.int64))
+        route: Any = ffi.new("struct ed_cuda_route *", {"direct": direct})
+        result = lib.ed_cuda_gather(plan, route, wide.address, 1, 1, self.count, self._rows.address, stride, 0, 0)
+        if result:
+            raise error(result, "the hot rows cannot be fetched")
+        checked(bindings().cuCtxSynchronize(), "the hot rows cannot be fetched")
+
+    def _copy(self, table: Table, ids: npt.NDArray[np.int64], stride: int) -> None:
+        """Bring rows of memory that is not registered."""
+        step = max(1, COPY_BYTES // stride)
+        for first in range(0, self.count, step):
+            part = ids[first : first + step]
+            rows = np.zeros((part.size, stride), np.uint8)
+            rows[:, : table.row_bytes] = table.gather(part).view(np.uint8).reshape(part.size, -1)
+            self._rows.write(rows, offset=first * stride)
 
     def hits(self) -> int:
         """Give how many rows were found here so far; waits for the GPU."""

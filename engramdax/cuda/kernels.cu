@@ -39,6 +39,13 @@ struct Gather {
 static constexpr u32 WARP = 32, BUCKET = 16, COUNTERS = 64;
 static constexpr u64 EMPTY = ~0ull;
 
+// The place of row (t, column) in the output, of which i = t * out_columns + column.
+static __device__ __forceinline__ u8 *place_of(const Gather &p, u32 i)
+{
+    const u32 t = i / p.out_columns, column = i - t * p.out_columns;
+    return p.out + (i64)t * p.out_stride + (i64)column * p.out_column_stride;
+}
+
 static __device__ __forceinline__ u32 bucket_of(u32 id, u32 buckets)
 {
     u32 h = id * 2654435761u; // Knuth's constant, then the high bits folded in, as neighbours differ in low ones
@@ -82,8 +89,25 @@ static __device__ __forceinline__ i64 row_of(const Gather &p, u32 t, u32 column)
     return id >= p.row_low && id < p.row_high ? id : -1;
 }
 
+// How memory is read: the pool and hot rows never change while a kernel reads them, so that caches need not be asked
+// whether they are fresh; staging buffers do.
+struct Still {
+    template <typename T> static __device__ __forceinline__ T load(const T *from)
+    {
+        return __ldg(from);
+    }
+};
+
+struct Fresh {
+    template <typename T> static __device__ __forceinline__ T load(const T *from)
+    {
+        return *from;
+    }
+};
+
 template <typename Unit> struct Raw {
     // Every lane asks for its first two units before it stores any: rows of up to 1 KiB are one round trip.
+    template <typename Memory>
     static __device__ __forceinline__ void emit(const Gather &p, const u8 *row, u8 *out, u32 lane)
     {
         const u32 units = (u32)(p.row_bytes / sizeof(Unit));
@@ -93,9 +117,9 @@ template <typename Unit> struct Raw {
             const bool more = c + WARP < units;
             Unit a = {}, b = {};
             if (row) {
-                a = __ldg(from + c);
+                a = Memory::load(from + c);
                 if (more)
-                    b = __ldg(from + c + WARP);
+                    b = Memory::load(from + c + WARP);
             }
             to[c] = a;
             if (more)
@@ -139,14 +163,15 @@ struct Fp16 {
 
 template <typename Half> struct Float8 {
     // dim values, then a scale for each 32 of them; dim is a multiple of 32, rows lie at multiples of 8 bytes.
+    template <typename Memory>
     static __device__ __forceinline__ void emit(const Gather &p, const u8 *row, u8 *out, u32 lane)
     {
         for (u32 c = lane; c < p.dim / 8; c += WARP) {
             u64 values = 0;
             u32 exponent = 0;
             if (row) {
-                values = __ldg((const u64 *)row + c);
-                exponent = __ldg(row + p.dim + c / 4);
+                values = Memory::load((const u64 *)row + c);
+                exponent = Memory::load(row + p.dim + c / 4);
             }
             const float scale = from_e8m0(exponent);
             uint4 halves = {0, 0, 0, 0};
@@ -178,7 +203,7 @@ template <typename Form> static __device__ __forceinline__ void gather(const Gat
             hits += from != nullptr;
             from = from ? from : p.base + (u64)row * p.stride;
         }
-        Form::emit(p, from, p.out + (i64)t * p.out_stride + (i64)column * p.out_column_stride, lane);
+        Form::template emit<Still>(p, from, p.out + (i64)t * p.out_stride + (i64)column * p.out_column_stride, lane);
     }
     if (p.hot.buckets && lane == 0 && hits)
         atomicAdd(p.hot.counters + (blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP) % COUNTERS, (u64)hits);
@@ -197,6 +222,387 @@ GATHER(gather_raw_8, Raw<u64>)
 GATHER(gather_raw_16, Raw<uint4>)
 GATHER(gather_float8_bf16, Float8<Bf16>)
 GATHER(gather_float8_fp16, Float8<Fp16>)
+
+// The mix: a gather whose rows come on three ways. Hot rows and some of the pool's are copied by this kernel's own
+// warps (`local`), the others by the CPU team, through a lane (c/lane.h). Three kernels follow each other on the stream:
+// `take` asks for the lane, `post` divides the rows and sends the message (one kernel for few rows), `mixed` copies.
+//
+// A lane has one round in flight, and belongs to the call whose token its owner word holds, from `take` until the last
+// block of `mixed` leaves. A call that finds it taken reads all its rows directly. Where a chunk did not come in time,
+// `mixed` reads its rows directly, too, and leaves the lane LATE: the next call has it only when the CPU says that
+// nobody works at the round any more, since what is still on its way would be written among the new rows.
+struct State {
+    u64 owner; // a call's token, 0, or LATE
+    u32 sequence, misses, local, staged;
+    u32 posted, left; // blocks
+    u32 late;         // whether a chunk of this round was
+    u32 late_chunks, busy_calls, spare; // counts, for those who look
+};
+
+struct Entry {
+    const u8 *from; // NULL: a row of zeros
+    u32 to, spare;
+};
+
+struct Mix {
+    State *state;
+    Entry *local, *staged;
+    int *ids; // the mailbox, and its message
+    u64 *message;
+    const u32 *flags, *finished;
+    const u8 *staging;
+    u32 *failed; // set where rows could not be had at all
+    u64 token;
+    u64 deadline_ns, patience_ns; // for a chunk, from this kernel's start; for a lane
+    u32 capacity;      // rows of the staging buffer
+    u32 chunk_rows;    // multiple of CHUNK_UNIT
+    u32 chunk_stride;  // bytes
+    u32 first_local;   // so many rows of the pool are read directly, and of each 64 that follow
+    u32 local_of_64;   // so many more
+    u32 staged_blocks; // of `mixed`, that wait for the CPU
+};
+
+static constexpr u64 LATE = ~0ull;
+static constexpr u32 CHUNK_UNIT = 16, FLAG_STRIDE = 16;
+static constexpr u32 MIX_BLOCK = 1024, MIX_WARPS = MIX_BLOCK / WARP;
+static constexpr u32 POST_AT_ONCE = 4; // ids of a thread
+static constexpr u32 CHUNKS_AT_ONCE = 64, POLLED_AT_ONCE = 4;
+static constexpr u32 WAITING = 0, THERE = 1, NOT_THERE = 2;
+
+static __device__ __forceinline__ u32 load_acquire(const u32 *from)
+{
+    u32 value;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
+}
+
+static __device__ __forceinline__ void store_release(u64 *to, u64 value)
+{
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+}
+
+static __device__ __forceinline__ u32 load_acquire_block(const u32 *from)
+{
+    u32 value;
+    const u32 at = (u32)__cvta_generic_to_shared(from);
+    asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(value) : "r"(at) : "memory");
+    return value;
+}
+
+static __device__ __forceinline__ void store_release_block(u32 *to, u32 value)
+{
+    const u32 at = (u32)__cvta_generic_to_shared(to);
+    asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(at), "r"(value) : "memory");
+}
+
+static __device__ __forceinline__ u64 clock_ns()
+{
+    u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+
+// The kernel after this one may be put on the GPU: there it waits until this one is done.
+static __device__ __forceinline__ void let_next_begin()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Wait for the kernel before, where this one may have been started during it.
+static __device__ __forceinline__ void wait_for_last()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+static __device__ bool try_take(const Mix &m)
+{
+    const u64 was = atomicCAS(&m.state->owner, 0, m.token);
+    if (was != LATE)
+        return was == 0;
+    return load_acquire(m.finished) == *(volatile u32 *)&m.state->sequence &&
+           atomicCAS(&m.state->owner, LATE, m.token) == LATE;
+}
+
+// Have the lane for this call; by one thread.
+static __device__ bool take(const Mix &m)
+{
+    const u64 begin = clock_ns();
+    bool taken = try_take(m);
+    while (!taken && clock_ns() - begin < m.patience_ns) {
+        __nanosleep(500);
+        taken = try_take(m);
+    }
+    if (!taken)
+        atomicAdd(&m.state->busy_calls, 1);
+    __threadfence(); // what the call before left there is seen from here on
+    return taken;
+}
+
+extern "C" __global__ void take_lane(const __grid_constant__ Gather, const __grid_constant__ Mix m)
+{
+    let_next_begin();
+    take(m);
+}
+
+// Numbers for those threads of a warp that want one.
+static __device__ __forceinline__ u32 take_number(bool wanted, u32 *counter, u32 lane)
+{
+    const u32 who = __ballot_sync(~0u, wanted);
+    u32 first = 0;
+    if (who && lane == (u32)(__ffs(who) - 1))
+        first = atomicAdd(counter, __popc(who));
+    first = who ? __shfl_sync(~0u, first, __ffs(who) - 1) : 0;
+    return first + __popc(who & ((1u << lane) - 1));
+}
+
+// How many of the first `misses` rows of the pool are staged.
+static __device__ __forceinline__ u32 staged_of(const Mix &m, u32 misses)
+{
+    if (misses <= m.first_local)
+        return 0;
+    const u32 rest = misses - m.first_local, turn = rest % 64;
+    const u32 staged = rest / 64 * (64 - m.local_of_64) + (turn > m.local_of_64 ? turn - m.local_of_64 : 0);
+    return staged < m.capacity ? staged : m.capacity;
+}
+
+// find_hot(), asked by one thread.
+static __device__ __forceinline__ const u8 *find_hot_alone(const Hot &hot, i64 row)
+{
+    for (u32 bucket = bucket_of((u32)row, hot.buckets);; bucket = bucket + 1 == hot.buckets ? 0 : bucket + 1) {
+        const ulonglong2 *pairs = (const ulonglong2 *)(hot.entries + (u64)bucket * BUCKET);
+        bool empty = false;
+        u64 match = EMPTY;
+#pragma unroll
+        for (u32 i = 0; i < BUCKET / 2; i++) {
+            const ulonglong2 pair = __ldg(pairs + i);
+            match = (i64)(pair.x >> 32) == row && pair.x != EMPTY ? pair.x : match;
+            match = (i64)(pair.y >> 32) == row && pair.y != EMPTY ? pair.y : match;
+            empty |= pair.x == EMPTY || pair.y == EMPTY;
+        }
+        if (match != EMPTY)
+            return hot.rows + (u64)(u32)match * hot.row_stride;
+        if (empty)
+            return nullptr;
+    }
+}
+
+// Give each row of the call its way.
+template <bool MANY> static __device__ __forceinline__ void post(const Gather &p, const Mix &m)
+{
+    __shared__ u32 own_misses, own_local;
+    __shared__ bool mine;
+    const u32 lane = threadIdx.x % WARP;
+    let_next_begin();
+    if (MANY)
+        wait_for_last();
+    if (threadIdx.x == 0) {
+        own_misses = own_local = 0;
+        mine = MANY ? *(volatile u64 *)&m.state->owner == m.token : take(m);
+    }
+    __syncthreads();
+    if (!mine)
+        return;
+    u32 *const misses = MANY ? &m.state->misses : &own_misses, *const local = MANY ? &m.state->local : &own_local;
+    const u32 total = p.outer * p.out_columns, step = gridDim.x * blockDim.x;
+    u32 hits = 0;
+    for (u32 first = blockIdx.x * blockDim.x + threadIdx.x; first - lane < total; first += POST_AT_ONCE * step) {
+        i64 rows[POST_AT_ONCE];
+#pragma unroll
+        for (u32 k = 0; k < POST_AT_ONCE; k++) {
+            const u32 i = first + k * step, t = i / p.out_columns;
+            rows[k] = i < total ? row_of(p, t, i - t * p.out_columns) : -1;
+        }
+#pragma unroll
+        for (u32 k = 0; k < POST_AT_ONCE; k++) {
+            const u32 i = first + k * step;
+            const i64 row = rows[k];
+            const u8 *from = row >= 0 && p.hot.buckets ? find_hot_alone(p.hot, row) : nullptr;
+            hits += from != nullptr;
+            const bool miss = row >= 0 && !from;
+            const u32 number = take_number(miss, misses, lane);
+            u32 slot = 0;
+            bool staged = false;
+            if (miss) {
+                from = p.base ? p.base + (u64)row * p.stride : nullptr;
+                if (number >= m.first_local) {
+                    const u32 rest = number - m.first_local, turn = rest % 64;
+                    slot = rest / 64 * (64 - m.local_of_64) + turn - m.local_of_64;
+                    staged = turn >= m.local_of_64 && slot < m.capacity;
+                }
+            }
+            const u32 place = take_number(i < total && !staged, local, lane);
+            if (staged) {
+                m.staged[slot] = {from, i, 0};
+                m.ids[slot] = (int)row;
+            } else if (i < total) {
+                m.local[place] = {from, i, 0};
+            }
+        }
+    }
+    if (p.hot.buckets) {
+        hits = __reduce_add_sync(~0u, hits);
+        if (lane == 0 && hits)
+            atomicAdd(p.hot.counters + (blockIdx.x * MIX_WARPS + threadIdx.x / WARP) % COUNTERS, (u64)hits);
+    }
+    __syncthreads();
+    if (threadIdx.x)
+        return;
+    // For all threads of the block, which the barrier put before this one.
+    __threadfence_system();
+    if (MANY) {
+        if (atomicAdd(&m.state->posted, 1) != gridDim.x - 1)
+            return;
+        __threadfence_system();
+    }
+    const u32 staged = staged_of(m, MANY ? *(volatile u32 *)misses : own_misses);
+    m.state->local = MANY ? *(volatile u32 *)local : own_local;
+    m.state->staged = staged;
+    m.state->misses = m.state->posted = 0;
+    if (staged) {
+        const u32 sequence = ++m.state->sequence;
+        store_release(m.message, (u64)sequence << 32 | (u64)(m.chunk_rows / CHUNK_UNIT) << 24 | staged);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(MIX_BLOCK)
+    post_few(const __grid_constant__ Gather p, const __grid_constant__ Mix m)
+{
+    post<false>(p, m);
+}
+
+extern "C" __global__ void __launch_bounds__(MIX_BLOCK)
+    post_many(const __grid_constant__ Gather p, const __grid_constant__ Mix m)
+{
+    post<true>(p, m);
+}
+
+// Number q of a block is chunk `first + q * staged_blocks`. The first warp looks whether chunks are there, a few at a
+// time, since each look crosses PCIe; the others copy them.
+static __device__ __forceinline__ bool wait_for_chunk(const Mix &m, u32 chunk, u32 sequence, u64 begin)
+{
+    const u32 *flag = m.flags + (u64)chunk * FLAG_STRIDE;
+    while (load_acquire(flag) != sequence) {
+        if (clock_ns() - begin > m.deadline_ns) {
+            atomicAdd(&m.state->late_chunks, 1);
+            m.state->late = 1;
+            return false;
+        }
+        __nanosleep(100);
+    }
+    return true;
+}
+
+// Copy row r of a chunk, which lies at `from` if it came in time.
+template <typename Form>
+static __device__ __forceinline__ void copy_staged(const Gather &p, const Mix &m, u32 slot, const u8 *from, u32 lane)
+{
+    const Entry e = m.staged[slot];
+    u8 *out = place_of(p, e.to);
+    if (from) {
+        Form::template emit<Fresh>(p, from, out, lane);
+        return;
+    }
+    Form::template emit<Still>(p, e.from, out, lane);
+    if (!e.from && lane == 0)
+        *(volatile u32 *)m.failed = 1;
+}
+
+// Loads of the staging buffer are plain ones, which are coherent, as it takes no more: the flag was acquired for the
+// system, the word in shared memory for the block. Loads that ask for fresh bytes each (ld.cv) take three times as long,
+// and having the copy engine fetch whole chunks into shared memory gains nothing at an eighth of an H200's SMs.
+template <typename Form>
+static __device__ __forceinline__ void copy_chunks(const Gather &p, const Mix &m, u32 staged, u32 chunks, u32 sequence,
+                                                   u32 warp, u32 lane)
+{
+    __shared__ u32 ready[CHUNKS_AT_ONCE];
+    const u64 begin = clock_ns();
+    for (u32 first = blockIdx.x; first < chunks; first += m.staged_blocks * CHUNKS_AT_ONCE) {
+        __syncthreads();
+        if (threadIdx.x < CHUNKS_AT_ONCE)
+            ready[threadIdx.x] = WAITING;
+        __syncthreads();
+        const u32 left = (chunks - first + m.staged_blocks - 1) / m.staged_blocks;
+        const u32 count = left < CHUNKS_AT_ONCE ? left : CHUNKS_AT_ONCE;
+        if (warp == 0) {
+            for (u32 q = lane; lane < POLLED_AT_ONCE && q < count; q += POLLED_AT_ONCE) {
+                const bool there = wait_for_chunk(m, first + q * m.staged_blocks, sequence, begin);
+                store_release_block(ready + q, there ? THERE : NOT_THERE);
+            }
+            continue;
+        }
+        for (u32 x = warp - 1; x < count * m.chunk_rows; x += MIX_WARPS - 1) {
+            const u32 q = x / m.chunk_rows, r = x - q * m.chunk_rows, chunk = first + q * m.staged_blocks;
+            const u32 slot = chunk * m.chunk_rows + r;
+            if (slot >= staged)
+                break;
+            u32 found;
+            while ((found = load_acquire_block(ready + q)) == WAITING)
+                __nanosleep(20);
+            const u8 *from = m.staging + (u64)chunk * m.chunk_stride + (u64)r * p.row_bytes;
+            copy_staged<Form>(p, m, slot, found == THERE ? from : nullptr, lane);
+        }
+    }
+}
+
+template <typename Form> static __device__ __forceinline__ void mixed(const Gather &p, const Mix &m)
+{
+    const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    wait_for_last();
+    const volatile State &state = *m.state;
+    const u64 owner = state.owner;
+    const u32 staged = state.staged, sequence = state.sequence, local = state.local; // on their way at once
+    if (owner != m.token) {
+        if (p.base) {
+            gather<Form>(p);
+        } else {
+            if (threadIdx.x == 0)
+                *(volatile u32 *)m.failed = 1;
+            for (u32 i = blockIdx.x * MIX_WARPS + warp; i < p.outer * p.out_columns; i += gridDim.x * MIX_WARPS)
+                Form::template emit<Still>(p, nullptr, place_of(p, i), lane);
+        }
+        return;
+    }
+    const u32 chunks = (staged + m.chunk_rows - 1) / m.chunk_rows, waiting = staged ? m.staged_blocks : 0;
+    if (blockIdx.x >= waiting) {
+        const u32 warps = (gridDim.x - waiting) * MIX_WARPS;
+        for (u32 i = (blockIdx.x - waiting) * MIX_WARPS + warp; i < local; i += warps) {
+            const Entry e = m.local[i];
+            Form::template emit<Still>(p, e.from, place_of(p, e.to), lane);
+        }
+    } else {
+        copy_chunks<Form>(p, m, staged, chunks, sequence, warp, lane);
+    }
+    __syncthreads();
+    if (threadIdx.x)
+        return;
+    __threadfence();
+    if (atomicAdd(&m.state->left, 1) != gridDim.x - 1)
+        return;
+    __threadfence();
+    const u64 free = *(volatile u32 *)&m.state->late ? LATE : 0;
+    m.state->late = m.state->left = m.state->local = m.state->staged = 0;
+    __threadfence();
+    atomicExch(&m.state->owner, free);
+}
+
+#define MIXED(name, form)                                                                                          \
+    extern "C" __global__ void __launch_bounds__(1024)                                                             \
+        name(const __grid_constant__ Gather p, const __grid_constant__ Mix m)                                      \
+    {                                                                                                              \
+        mixed<form>(p, m);                                                                                         \
+    }
+
+MIXED(mixed_raw_1, Raw<u8>)
+MIXED(mixed_raw_2, Raw<unsigned short>)
+MIXED(mixed_raw_4, Raw<u32>)
+MIXED(mixed_raw_8, Raw<u64>)
+MIXED(mixed_raw_16, Raw<uint4>)
+MIXED(mixed_float8_bf16, Float8<Bf16>)
+MIXED(mixed_float8_fp16, Float8<Fp16>)
 
 // Put `count` ids into the empty entries: id ids[i] gets place i. There is room for all (buckets * 16 > count).
 struct Insert {

@@ -73,7 +73,8 @@ def compile_kernels(architecture: str) -> bytes:
 
 
 @cache
-def _module(device: int) -> Any:
+def capability(device: int) -> tuple[int, int]:
+    """Give the compute capability of a device: (9, 0) for sm_90."""
     driver = bindings()
     attribute = driver.CUdevice_attribute
     major, minor = (
@@ -83,8 +84,14 @@ def _module(device: int) -> Any:
             attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
         )
     )
+    return int(major), int(minor)
+
+
+@cache
+def _module(device: int) -> Any:
+    major, minor = capability(device)
     cubin = compile_kernels(f"sm_{major}{minor}")
-    return checked(driver.cuModuleLoadData(cubin), "the driver does not load the kernels")
+    return checked(bindings().cuModuleLoadData(cubin), "the driver does not load the kernels")
 
 
 def function(device: int, name: str) -> int:

@@ -109,7 +109,7 @@ def _read_only() -> bool:
 
 
 def _remedy(kind: Kind) -> str:
-    on_cpu = "the CPU gather works all the same"
+    on_cpu = "path='staged' and the CPU gather work all the same"
     if kind is Kind.FILE:
         return f"files on a disk cannot be registered: put the pool on devdax, huge pages or tmpfs; {on_cpu}"
     return f"check ulimit -l and the driver's log (dmesg); {on_cpu}"

@@ -16,8 +16,10 @@ from engramdax.cuda.arrays import DeviceArray, device_array, stream_handle, torc
 from engramdax.cuda.driver import DeviceMemory, bindings, checked, error, use
 from engramdax.cuda.hot import HotRows, rows_within
 from engramdax.cuda.kernels import function
-from engramdax.cuda.registration import register
-from engramdax.errors import ClosedError, CudaError, ParameterError
+from engramdax.cuda.lane import MOST_IDS, Lane
+from engramdax.cuda.mix import Calibration, Mix, cache_path, keep, read, sane_threads
+from engramdax.cuda.registration import Registration, register
+from engramdax.errors import ClosedError, CudaError, EngramdaxError, ParameterError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,9 +27,17 @@ if TYPE_CHECKING:
     from engramdax.table import Table
 
 Format = Literal["raw", "bf16", "fp16"]
-PATHS: Final = ("auto", "direct")
+PATHS: Final = ("auto", "direct", "mix", "staged")
+MIX_BYTES: Final = 4 << 30
+"""Tables below this are read directly under "auto": the GPU's address translation reaches far enough."""
+
+MIX_THREADS: Final = 4
+"""With fewer threads, "auto" does not try the CPU's way."""
+
+SM_SHARE: Final = 1 / 8
 MOST_FORMS: Final = 256
 NO_CONTEXT: Final = 201  # CUDA_ERROR_INVALID_CONTEXT
+TROUBLE: Final = int(lib.ED_CUDA_TROUBLE)
 LAUNCH_ROWS: Final = 1 << 31
 UNITS: Final = (16, 8, 4, 2, 1)
 
@@ -53,6 +63,8 @@ class CudaTable:
         heads: tuple[int, int] | None = None,
         padded_heads: int | None = None,
         rows: tuple[int, int] | None = None,
+        threads: int | None = None,
+        sm_share: float = SM_SHARE,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         if path not in PATHS:
@@ -67,10 +79,8 @@ class CudaTable:
         self.device = device
         self._float8_dim = _float8_dim(table)
         use(device)
-        self._registration = register(
-            table.attachment, table.entry.extent, layout.row_bytes, device=device, progress=progress
-        )
-        self.device_ptr = self._registration.device_pointer
+        self._registration = self._register(path, progress)
+        self.device_ptr = self._registration.device_pointer if self._registration else 0
         self.nbytes = 0
         self.closed = False
         low, high = (0, table.rows) if rows is None else rows
@@ -90,15 +100,108 @@ class CudaTable:
             self._begins = DeviceMemory(begins.nbytes)
             self._begins.write(begins)
             self.nbytes += begins.nbytes
-        self._functions = {("raw", unit): function(device, f"gather_raw_{unit}") for unit in UNITS}
+        if not 0 < sm_share <= 1:
+            raise ParameterError(f"sm_share={sm_share} is no share", remedy="give a number above 0, at most 1")
+        self._lane = self._make_lane(path, sane_threads(threads), sm_share)
+        names = {("raw", unit): f"raw_{unit}" for unit in UNITS}
         if self._float8_dim:
-            self._functions["bf16", 16] = function(device, "gather_float8_bf16")
-            self._functions["fp16", 16] = function(device, "gather_float8_fp16")
+            names |= {("bf16", 16): "float8_bf16", ("fp16", 16): "float8_fp16"}
+        self._routes = {key: self._route(name) for key, name in names.items()}
         self._plans: dict[tuple[int, int, int, bool], Any] = {}
         self._forms: dict[Any, _Form] = {}
         self._hot: HotRows | None = None
         if hot is not None:
             self._hot = self._make_hot(hot)
+        self.mix = self._first_mix(path)
+
+    def _register(self, path: str, progress: Callable[[int], None] | None) -> Registration | None:
+        table = self.table
+        try:
+            return register(
+                table.attachment, table.entry.extent, table.row_bytes, device=self.device, progress=progress
+            )
+        except CudaError:
+            if path != "staged":
+                raise
+            return None
+
+    def _make_lane(self, path: str, threads: int, sm_share: float) -> Lane | None:
+        small = self.table.nbytes < MIX_BYTES or threads < MIX_THREADS
+        if path == "direct" or (path == "auto" and (small or self.table.rows > MOST_IDS)):
+            return None
+        if self.table.rows > MOST_IDS:
+            raise ParameterError(
+                f"table {self.table.name} has {self.table.rows} rows, of which ids of 32 bits name {MOST_IDS}",
+                remedy="say path='direct'",
+            )
+        attribute = bindings().CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+        sms = int(checked(bindings().cuDeviceGetAttribute(attribute, self.device), "the device does not tell its size"))
+        lane = Lane(
+            self.table,
+            self.device,
+            threads=threads,
+            blocks=max(1, int(sms * sm_share)),
+            registered=self._registration is not None,
+        )
+        self.nbytes += lane.nbytes
+        return lane
+
+    def _route(self, name: str) -> Any:
+        lane = self._lane.core if self._lane else ffi.NULL
+        mixed = function(self.device, f"mixed_{name}") if self._lane else 0
+        direct = function(self.device, f"gather_{name}")
+        return ffi.new("struct ed_cuda_route *", {"direct": direct, "mixed": mixed, "lane": lane})
+
+    def _first_mix(self, path: str) -> Mix | None:
+        if self._lane is None:
+            return None
+        if path == "staged":
+            mix = Mix(from_rows=0, first_local=0, local_of_64=0)
+        elif path == "mix":
+            mix = Mix()
+        else:
+            known = read(self._mix_path())
+            if known is None:
+                return self.calibrate()
+            mix = known
+        mix.apply(self._lane.core)
+        return mix
+
+    def _mix_path(self) -> Any:
+        lane = self._lane
+        uuid = checked(bindings().cuDeviceGetUuid(self.device), "the device does not tell its uuid")
+        return cache_path(bytes(uuid.bytes).hex(), self.table.load_id, lane.threads if lane else 0, self.hot_rows)
+
+    def calibrate(self) -> Mix:
+        """Measure anew which share of a gather is best read which way, and keep it; takes a second or two.
+
+        What others do on the machine meanwhile is measured, too. ParameterError with path="direct", where nothing
+        is mixed.
+        """
+        if self._lane is None or self._registration is None:
+            raise ParameterError("rows of this CudaTable come on one way alone", remedy="say path='auto' or 'mix'")
+        unit = next(n for n in UNITS if (self.table.row_bytes | self.device_ptr) % n == 0)
+        plan, route = self._plan_for(0, 1, 1, per_head=False), self._routes["raw", unit]
+        width = self.table.row_bytes
+
+        def launch(ids: int, out: int, rows: int, stream: int) -> int:
+            return int(lib.ed_cuda_gather(plan, route, ids, 0, 1, rows, out, width, 0, stream))
+
+        calibration = Calibration(self._lane.core, self.table.rows, width, launch)
+        try:
+            self.mix = calibration.run()
+        finally:
+            calibration.close()
+        keep(self._mix_path(), self.mix)
+        return self.mix
+
+    def check(self) -> None:
+        """Raise what went wrong in gathers before, once: PoisonedRowsError, or CudaError for rows that never came.
+
+        The next gather raises it, too. Rows of such gathers are zeros; see docs/gpu.md.
+        """
+        if self._lane and (found := self._lane.error()):
+            raise found
 
     def gather(
         self,
@@ -130,7 +233,7 @@ class CudaTable:
             return prepared()
         result = lib.ed_cuda_gather(
             known.plan,
-            known.function,
+            known.route,
             ids.data_ptr(),
             known.ids_64,
             known.ids_stride,
@@ -147,15 +250,17 @@ class CudaTable:
         return out
 
     def _remember(self, key: Any, prepared: CudaGatherer) -> None:
-        plan, function_, _, ids_64, ids_stride, outer, address, out_stride, column_stride, _ = prepared.arguments
+        plan, route, _, ids_64, ids_stride, outer, address, out_stride, column_stride, _ = prepared.arguments
         if len(self._forms) >= MOST_FORMS:
             self._forms.clear()
         align = address & -address if address else UNITS[0]
-        form = _Form(plan, function_, ids_64, ids_stride, outer, out_stride, column_stride, min(align, UNITS[0]))
+        form = _Form(plan, route, ids_64, ids_stride, outer, out_stride, column_stride, min(align, UNITS[0]))
         self._forms[key] = form
 
-    def launch_error(self, result: int) -> CudaError:
-        """Give the error for a launch that the driver refused."""
+    def launch_error(self, result: int) -> EngramdaxError:
+        """Give the error for a launch that the driver refused, or that tells of one before."""
+        if result == TROUBLE and self._lane and (found := self._lane.error()):
+            return found
         return error(result, f"the gather of table {self.table.name} cannot be launched")
 
     def gatherer(
@@ -221,7 +326,7 @@ class CudaTable:
             unit = 16
         arguments = (
             self._plan_for(first, count, padded, per_head=per_head),
-            self._functions[format, unit],
+            self._routes[format, unit],
             source.address,
             source.itemsize == 8,
             ids_stride,
@@ -231,8 +336,8 @@ class CudaTable:
             column_stride,
             handle,
         )
-        if outer * padded >= LAUNCH_ROWS:
-            raise ParameterError(f"{outer * padded} rows in one call", remedy=f"gather at most {LAUNCH_ROWS - 1}")
+        if outer * padded > (most := self.most_rows):
+            raise ParameterError(f"{outer * padded} rows in one call", remedy=f"gather at most {most}")
         return CudaGatherer(self, arguments, (source.keep, target.keep), out)
 
     def _plan_for(self, first: int, count: int, padded: int, *, per_head: bool) -> Any:
@@ -275,18 +380,33 @@ class CudaTable:
             begins = [0, *accumulate(self.table.heads)]
             first, count = self._heads
             ids = ids[(ids >= begins[first]) & (ids < begins[min(first + count, len(begins) - 1)])]
-        ids = ids[: rows_within(budget - self.nbytes, self.table.row_bytes)]
+        # What the lane takes is not the hot rows'.
+        others = self.nbytes - (self._lane.nbytes if self._lane else 0)
+        ids = ids[: rows_within(budget - others, self.table.row_bytes)]
         stride = self.table.row_bytes
         unit = next(n for n in UNITS if (stride | self.device_ptr) % n == 0)
-        built = HotRows(self.device, self._plan_for(0, 1, 1, per_head=False), self._functions["raw", unit], ids, stride)
+        plan, route = self._plan_for(0, 1, 1, per_head=False), self._routes["raw", unit]
+        built = HotRows(self.table, self.device, plan, route.direct, ids)
         self._plans.clear()  # the one that fetched the rows knows nothing of them
         self.nbytes += built.nbytes
         return built
 
     @property
+    def most_rows(self) -> int:
+        """Give how many rows one call may ask for."""
+        if self._lane and not self._registration:
+            return int(self._lane.core.most_rows)
+        return LAUNCH_ROWS - 1
+
+    @property
+    def lane(self) -> Lane | None:
+        """Give what rows by way of the CPU go through; None where there are none."""
+        return self._lane
+
+    @property
     def chunk_bytes(self) -> int:
         """Give the bytes that each call of the driver registered; the last chunk may be shorter."""
-        return self._registration.chunk
+        return self._registration.chunk if self._registration else 0
 
     @property
     def hot_rows(self) -> int:
@@ -304,6 +424,8 @@ class CudaTable:
             return
         self.closed = True
         checked(bindings().cuCtxSynchronize(), "the GPU failed")
+        if self._lane:
+            self._lane.close()
         self._hot = None
         self._plans.clear()
         self._forms.clear()
@@ -319,7 +441,7 @@ class _Form:
     """All arguments of a launch but addresses and stream, for tensors of one form."""
 
     plan: Any
-    function: int
+    route: Any
     ids_64: bool
     ids_stride: int
     outer: int

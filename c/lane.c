@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+#define _GNU_SOURCE
+#include "lane.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "gather.h"
+#include "guard.h"
+#include "media.h"
+#include "team.h"
+
+enum {
+    DEFAULT_LINGER_US = 10000,
+    LOOKS_BETWEEN_CLOCKS = 64,
+    // A round of fewer rows than this per thread is not worth another thread.
+    ROWS_PER_THREAD = 24,
+    // Staged rows of a round larger than the caches go past them.
+    STREAM_BYTES = 8 << 20,
+    STREAM_CHUNK_BYTES = 32 << 10,
+    CLOSING_NAP_NS = 50 * 1000,
+};
+
+struct ed_lane {
+    struct ed_lane_memory memory;
+    const struct ed_table *table;
+    int threads;
+    // Of the round; written by the poller before its tickets are out.
+    uint32_t seen; // sequence number
+    uint32_t rows, chunk_rows, chunks;
+    uint64_t chunk_stride;
+    bool running, stream;
+    struct ed_job job;
+    _Atomic bool awake; // captured
+    _Atomic bool leaving, gone;
+    int64_t begun; // ns
+    _Atomic uint64_t unreadable, rounds, served, busy_ns;
+    _Atomic int64_t unreadable_ids[ED_LANE_UNREADABLE];
+    _Atomic uint32_t stall_one_in, stall_us, stall_count;
+};
+
+static _Atomic(struct ed_lane *) lanes[ED_LANES];
+static _Atomic int captured;        // lanes whose launches were captured
+static _Atomic int64_t awake_until; // ns
+static _Atomic int linger_us = DEFAULT_LINGER_US;
+static _Atomic uint32_t signals; // futex
+static _Atomic bool asleep;
+static _Atomic pid_t poller; // the process that has one
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+
+static inline void relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static int64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+static void note_unreadable(void *context, uint64_t position)
+{
+    struct ed_lane *lane = context;
+    const uint64_t n = atomic_fetch_add(&lane->unreadable, 1);
+    if (n < ED_LANE_UNREADABLE)
+        atomic_store(&lane->unreadable_ids[n], lane->memory.ids[position]);
+}
+
+// The chunk that ticket `ticket` stands for. Threads begin in ranges of tickets of their own, and the GPU takes chunks
+// in the order of their numbers: so the first tickets of all ranges are the first chunks.
+static uint32_t chunk_of(const struct ed_lane *lane, uint32_t ticket)
+{
+    const uint64_t cells = lane->job.cells, chunks = lane->chunks;
+    uint64_t cell = ((uint64_t)ticket * cells + cells - 1) / chunks;
+    while (cell * chunks / cells > ticket)
+        cell--;
+    while (cell + 1 < cells && (cell + 1) * chunks / cells <= ticket)
+        cell++;
+    const uint64_t first = cell * chunks / cells, place = ticket - first, whole = chunks / cells;
+    // Ranges have `whole` tickets or one more; in the last turn only the longer ones before this one count.
+    return (uint32_t)(place < whole ? place * cells + cell : whole * cells + (first - cell * whole));
+}
+
+static void stall(struct ed_lane *lane)
+{
+    const uint32_t one_in = atomic_load_explicit(&lane->stall_one_in, memory_order_relaxed);
+    if (one_in == 0 || atomic_fetch_add(&lane->stall_count, 1) % one_in)
+        return;
+    const uint32_t us = atomic_load(&lane->stall_us);
+    nanosleep(&(struct timespec){.tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000L}, NULL);
+}
+
+static void do_chunk(void *context, uint64_t ticket)
+{
+    struct ed_lane *lane = context;
+    const uint32_t chunk = chunk_of(lane, (uint32_t)ticket), begin = chunk * lane->chunk_rows;
+    const uint32_t end = begin + lane->chunk_rows < lane->rows ? begin + lane->chunk_rows : lane->rows;
+    uint8_t *out = lane->memory.staging + chunk * lane->chunk_stride;
+    const uint64_t bytes = (end - begin) * lane->table->row_bytes;
+    stall(lane);
+    // Ids were checked by the GPU; should one be none all the same, its row is zeros.
+    struct ed_range range = {lane->table, lane->memory.ids, ED_INVALID_ZERO, begin, end, out};
+    if (lane->stream && bytes <= STREAM_CHUNK_BYTES) {
+        uint8_t lines[STREAM_CHUNK_BYTES] __attribute__((aligned(64)));
+        range.out = lines;
+        ed_gather_range(&range, note_unreadable, lane);
+        ed_stream(out, lines, bytes);
+        ed_fence(); // the flag does not wait for stores past the caches by itself
+    } else {
+        ed_gather_range(&range, note_unreadable, lane);
+    }
+    __atomic_store_n(&lane->memory.flags[(uint64_t)chunk * ED_LANE_FLAG_STRIDE], lane->seen, __ATOMIC_RELEASE);
+}
+
+static void begin(struct ed_lane *lane, uint64_t message)
+{
+    const uint64_t row_bytes = lane->table->row_bytes;
+    lane->seen = ED_LANE_SEQUENCE(message);
+    lane->rows = ED_LANE_ROWS(message);
+    lane->chunk_rows = ED_LANE_CHUNK_ROWS(message);
+    // What the GPU wrote decides where this process stores to: checked like anything from outside.
+    if (lane->chunk_rows == 0 || lane->rows == 0 || lane->rows > lane->memory.rows)
+        return;
+    lane->chunks = (lane->rows + lane->chunk_rows - 1) / lane->chunk_rows;
+    lane->chunk_stride = (lane->chunk_rows * row_bytes + ED_LANE_ALIGN - 1) / ED_LANE_ALIGN * ED_LANE_ALIGN;
+    if (lane->chunks > lane->memory.chunks || lane->chunks > ED_MAX_CHUNKS ||
+        lane->chunks * lane->chunk_stride > lane->memory.staging_bytes)
+        return;
+    lane->stream = lane->rows * row_bytes >= STREAM_BYTES;
+    lane->begun = now_ns();
+    atomic_fetch_add_explicit(&lane->rounds, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&lane->served, lane->rows, memory_order_relaxed);
+    ed_table_count(lane->table, lane->rows);
+    ed_guard_prepare();
+    const uint32_t worth = lane->rows / ROWS_PER_THREAD;
+    int helpers = (int)(worth < (uint32_t)lane->threads ? worth : (uint32_t)lane->threads) - 1;
+    helpers = helpers < (int)lane->chunks ? helpers : (int)lane->chunks - 1;
+    lane->job = (struct ed_job){.run = do_chunk, .context = lane, .chunks = lane->chunks};
+    ed_team_post(&lane->job, helpers);
+    lane->running = true;
+}
+
+static void finish(struct ed_lane *lane)
+{
+    ed_team_wait(&lane->job);
+    lane->running = false;
+    atomic_fetch_add_explicit(&lane->busy_ns, (uint64_t)(now_ns() - lane->begun), memory_order_relaxed);
+    __atomic_store_n(lane->memory.finished, lane->seen, __ATOMIC_RELEASE);
+}
+
+// Look at a lane once, and do a chunk of it; tell whether there was anything.
+static bool serve(unsigned place)
+{
+    struct ed_lane *lane = atomic_load_explicit(&lanes[place], memory_order_acquire);
+    if (!lane)
+        return false;
+    if (!lane->running) {
+        const uint64_t message = __atomic_load_n(lane->memory.message, __ATOMIC_ACQUIRE);
+        if (ED_LANE_SEQUENCE(message) != lane->seen) {
+            begin(lane, message);
+        } else if (atomic_load_explicit(&lane->leaving, memory_order_relaxed)) {
+            atomic_store(&lanes[place], NULL);
+            atomic_store(&lane->gone, true);
+        }
+    }
+    if (!lane->running)
+        return false;
+    // A round that was too small to be put up is done in one go.
+    if (lane->job.slot < 0 || (!ed_team_help(&lane->job) && ed_team_done(&lane->job)))
+        finish(lane);
+    return true;
+}
+
+static int most_threads(void)
+{
+    int most = 0;
+    for (unsigned i = 0; i < ED_LANES; i++) {
+        const struct ed_lane *lane = atomic_load(&lanes[i]);
+        most = lane && lane->threads > most ? lane->threads : most;
+    }
+    return most;
+}
+
+static void stay_awake(int64_t now)
+{
+    const int64_t until = now + atomic_load_explicit(&linger_us, memory_order_relaxed) * 1000LL;
+    atomic_store_explicit(&awake_until, until, memory_order_relaxed);
+    ed_team_stay_awake(until, most_threads() - 1);
+}
+
+// Sleep until somebody expects a round.
+static void doze(void)
+{
+    const uint32_t seen = atomic_load(&signals);
+    atomic_store(&asleep, true);
+    if (now_ns() >= atomic_load(&awake_until) && atomic_load(&captured) == 0)
+        syscall(SYS_futex, &signals, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+    atomic_store(&asleep, false);
+    stay_awake(now_ns());
+}
+
+static void *poll_lanes(void *unused)
+{
+    for (unsigned looks = 1;; looks++) {
+        bool busy = false;
+        for (unsigned i = 0; i < ED_LANES; i++)
+            busy |= serve(i);
+        if (busy) {
+            if (looks % LOOKS_BETWEEN_CLOCKS == 0)
+                stay_awake(now_ns());
+            continue;
+        }
+        relax();
+        if (looks % LOOKS_BETWEEN_CLOCKS)
+            continue;
+        sched_yield(); // whoever else wants this CPU has better use for it
+        if (atomic_load_explicit(&captured, memory_order_relaxed) == 0 && now_ns() >= atomic_load(&awake_until))
+            doze();
+    }
+    return unused;
+}
+
+static void wake_up(void)
+{
+    if (!atomic_load(&asleep))
+        return;
+    atomic_fetch_add(&signals, 1);
+    syscall(SYS_futex, &signals, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+void ed_lane_expect(struct ed_lane *lane)
+{
+    (void)lane;
+    const int64_t until = now_ns() + atomic_load_explicit(&linger_us, memory_order_relaxed) * 1000LL;
+    atomic_store(&awake_until, until);
+    wake_up();
+}
+
+void ed_lane_keep_awake(struct ed_lane *lane)
+{
+    if (!atomic_exchange(&lane->awake, true))
+        atomic_fetch_add(&captured, 1);
+    wake_up();
+}
+
+static bool start_poller(void)
+{
+    if (atomic_load(&poller) == getpid())
+        return true;
+    sigset_t all, before; // as for the team's threads
+    sigfillset(&all);
+    sigdelset(&all, SIGBUS);
+    sigdelset(&all, SIGSEGV);
+    sigdelset(&all, SIGFPE);
+    sigdelset(&all, SIGILL);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_t thread;
+    const bool started = pthread_create(&thread, NULL, poll_lanes, NULL) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!started)
+        return false;
+    pthread_detach(thread);
+    pthread_setname_np(thread, "engramdax-lanes");
+    atomic_store(&poller, getpid());
+    return true;
+}
+
+struct ed_lane *ed_lane_open(const struct ed_lane_memory *memory, const struct ed_table *table, int threads)
+{
+    struct ed_lane *lane = calloc(1, sizeof *lane);
+    if (!lane)
+        return NULL;
+    lane->memory = *memory;
+    lane->table = table;
+    lane->threads = threads < 1 ? 1 : threads;
+    lane->seen = ED_LANE_SEQUENCE(__atomic_load_n(memory->message, __ATOMIC_ACQUIRE));
+    pthread_mutex_lock(&opening);
+    unsigned place = 0;
+    while (place < ED_LANES && atomic_load(&lanes[place]))
+        place++;
+    const bool open = place < ED_LANES && start_poller();
+    if (open)
+        atomic_store(&lanes[place], lane);
+    pthread_mutex_unlock(&opening);
+    if (open) {
+        ed_lane_expect(lane);
+        return lane;
+    }
+    free(lane);
+    return NULL;
+}
+
+void ed_lane_close(struct ed_lane *lane)
+{
+    if (atomic_load(&poller) != getpid())
+        return; // a child: neither thread nor GPU are its own
+    if (atomic_exchange(&lane->awake, false))
+        atomic_fetch_sub(&captured, 1);
+    atomic_store(&lane->leaving, true);
+    while (!atomic_load(&lane->gone)) {
+        ed_lane_expect(lane);
+        nanosleep(&(struct timespec){.tv_nsec = CLOSING_NAP_NS}, NULL);
+    }
+    free(lane);
+}
+
+bool ed_lane_troubled(const struct ed_lane *lane)
+{
+    return atomic_load_explicit(&lane->unreadable, memory_order_relaxed) != 0;
+}
+
+uint64_t ed_lane_unreadable(struct ed_lane *lane, int64_t *ids)
+{
+    if (!ed_lane_troubled(lane))
+        return 0;
+    const uint64_t count = atomic_exchange(&lane->unreadable, 0);
+    for (uint64_t i = 0; i < count && i < ED_LANE_UNREADABLE; i++)
+        ids[i] = atomic_load(&lane->unreadable_ids[i]);
+    return count;
+}
+
+void ed_lane_served(const struct ed_lane *lane, struct ed_lane_served *ret)
+{
+    *ret = (struct ed_lane_served){atomic_load(&lane->rounds), atomic_load(&lane->served), atomic_load(&lane->busy_ns)};
+}
+
+void ed_lane_disturb(struct ed_lane *lane, uint32_t one_in, uint32_t microseconds)
+{
+    atomic_store(&lane->stall_us, microseconds);
+    atomic_store(&lane->stall_one_in, one_in);
+}
+
+void ed_lanes_configure(int linger)
+{
+    atomic_store(&linger_us, linger < 0 ? DEFAULT_LINGER_US : linger);
+}

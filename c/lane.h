@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lanes: the CPU's half of the staged gather. A kernel writes row ids into a mailbox of pinned memory, the team of
+// this process copies the rows into a staging buffer, chunk by chunk, and a later kernel, which waits for the chunks'
+// flags, takes them from there. kernels.cu has the GPU's half.
+//
+// A lane has one round in flight. A round begins with its message, which the GPU stores after all ids (release), and
+// which no thread of this process ever writes. Its chunks are tickets of the team (team.h), so a claim never goes
+// backwards: who was slow to look takes a ticket of a later round, with that round's ids and place. A chunk's flag is
+// stored after its rows (release). `finished` is stored when no chunk of the round is claimed any more: a GPU that did
+// not wait for all flags may post the next round after that alone, since a thread that was descheduled in the middle
+// of a chunk still writes into the staging buffer.
+//
+// One thread, the poller, looks at the messages of all lanes, puts rounds up for the team, and does chunks, too. It
+// calls neither CUDA nor Python and asks for no priority. It sleeps when there was no round and no launch for a while,
+// but for lanes whose launches were captured: a replay tells nobody.
+#ifndef ENGRAMDAX_LANE_H
+#define ENGRAMDAX_LANE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kernel.h"
+
+enum {
+    ED_LANES = 64,           // of a process
+    ED_LANE_CHUNK_UNIT = 16, // rows of a chunk come in such units, so that a chunk begins on a line
+    ED_LANE_MOST_UNITS = 255,
+    ED_LANE_FLAG_STRIDE = 16, // words: each flag has a line of its own
+    ED_LANE_ALIGN = 128,      // bytes, of each chunk's place in the staging buffer
+    ED_LANE_UNREADABLE = 64,  // ids that a lane remembers
+};
+
+// A message: the sequence number of the round, the rows of a chunk in units, and the number of rows.
+#define ED_LANE_SEQUENCE(message) ((uint32_t)((message) >> 32))
+#define ED_LANE_CHUNK_ROWS(message) ((uint32_t)((message) >> 24 & 0xff) * ED_LANE_CHUNK_UNIT)
+#define ED_LANE_ROWS(message) ((uint32_t)((message) & 0xffffff))
+
+// Pinned memory that both sides see.
+struct ed_lane_memory {
+    uint64_t *message;  // by the GPU
+    uint32_t *finished; // by the CPU: sequence number of the last round that nobody works at any more
+    uint32_t *flags;    // by the CPU: [chunks * ED_LANE_FLAG_STRIDE], the sequence number when a chunk is there
+    int32_t *ids;       // by the GPU: [rows]
+    uint8_t *staging;   // by the CPU
+    uint32_t rows;      // most of a round
+    uint32_t chunks;    // flags that there are
+    uint64_t staging_bytes;
+};
+
+struct ed_lane;
+
+// Open a lane for rows of `table`, done by at most `threads` threads, the poller included. The memory and the table
+// stay until it is closed. NULL where there are ED_LANES already or no thread can be had.
+struct ed_lane *ed_lane_open(const struct ed_lane_memory *memory, const struct ed_table *table, int threads);
+
+// Close it, after the GPU has done all that was launched: wait for what the team does for it.
+void ed_lane_close(struct ed_lane *lane);
+
+// Tell that a round is about to come: whoever sleeps wakes up meanwhile. Costs a clock's reading.
+void ed_lane_expect(struct ed_lane *lane);
+
+// Tell that rounds may come at any time, since a launch was captured.
+void ed_lane_keep_awake(struct ed_lane *lane);
+
+// Number of rows that could not be read since the last call, and were given as zeros; the ids of the first of them in
+// `ids`, ED_LANE_UNREADABLE at most.
+uint64_t ed_lane_unreadable(struct ed_lane *lane, int64_t *ids);
+
+// Whether there are such rows.
+bool ed_lane_troubled(const struct ed_lane *lane);
+
+// What the lane has served so far, and how long rounds took from the message to their last row, all together.
+struct ed_lane_served {
+    uint64_t rounds, rows, busy_ns;
+};
+void ed_lane_served(const struct ed_lane *lane, struct ed_lane_served *ret);
+
+// For tests: one chunk in `one_in` sleeps for `microseconds` before it copies anything; 0: none.
+void ed_lane_disturb(struct ed_lane *lane, uint32_t one_in, uint32_t microseconds);
+
+// How long the poller and the team stay awake after a round or a launch, in microseconds.
+void ed_lanes_configure(int linger_us);
+
+#endif

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A lane: what a CudaTable and the CPU team share for rows that come by way of the CPU (c/lane.h, kernels.cu)."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from engramdax._core import ffi, lib
+from engramdax.cuda.driver import DeviceMemory, bindings, checked
+from engramdax.cuda.kernels import capability, function
+from engramdax.errors import CudaError, EngramdaxError, PoisonedRowsError
+
+if TYPE_CHECKING:
+    from engramdax.table import Table
+
+STAGING_BYTES: Final = 64 << 20
+"""Pinned host memory for staged rows: a prefill of 8,192 tokens of DeepSeek-V4.1 takes 52 MB."""
+
+MOST_ROWS: Final = 1 << 20
+"""Of a call that is mixed; larger ones are direct. A message counts rows in 24 bits."""
+
+MOST_IDS: Final = 1 << 31
+"""Tables with more rows are direct: ids travel as int32."""
+
+EARLY_FROM: Final = (9, 0)
+"""Architectures on which a kernel can begin while the one before it runs."""
+
+_LINE: Final = 128
+_ENTRY_BYTES: Final = 16
+_STATE_BYTES: Final = 128
+_PATIENCE_NS: Final = 1_000_000_000
+"""How long a call waits for a lane in use where the pool is not registered, so that there is no other way."""
+
+
+class _PinnedMemory:
+    """Host memory that the GPU reads and writes at the same address."""
+
+    def __init__(self, nbytes: int) -> None:
+        driver = bindings()
+        flags = driver.CU_MEMHOSTALLOC_PORTABLE | driver.CU_MEMHOSTALLOC_DEVICEMAP
+        what = f"cannot have {nbytes} bytes of pinned memory"
+        self.address = int(checked(driver.cuMemHostAlloc(nbytes, flags), what))
+        self._finalizer = weakref.finalize(self, driver.cuMemFreeHost, self.address)
+        self._finalizer.atexit = False  # as for DeviceMemory
+
+
+class Lane:
+    """One lane, open until `close`. `core` is its `struct ed_cuda_lane *`, whose shares may be set at any time.
+
+    nbytes: GPU memory that it takes; pinned_bytes: host memory. threads: of the CPU, the poller included.
+    """
+
+    def __init__(self, table: Table, device: int, *, threads: int, blocks: int, registered: bool) -> None:
+        self.threads = threads
+        unit, align = int(lib.ED_LANE_CHUNK_UNIT), int(lib.ED_LANE_ALIGN)
+        unit_bytes = -(-unit * table.row_bytes // align) * align
+        units = max(1, min(STAGING_BYTES // unit_bytes, MOST_ROWS // unit))
+        capacity = units * unit
+        flags_at = 4 * _LINE
+        ids_at = flags_at + units * int(lib.ED_LANE_FLAG_STRIDE) * 4
+        staging_at = -(-(ids_at + capacity * 4) // 4096) * 4096
+        self.pinned_bytes = staging_at + units * unit_bytes
+        self._pinned = _PinnedMemory(self.pinned_bytes)
+        # Flags must not hold the number of a round by chance.
+        ffi.memmove(ffi.cast("char *", self._pinned.address), bytes(staging_at), staging_at)
+        most = MOST_ROWS if registered else capacity
+        self._state = DeviceMemory(_STATE_BYTES)
+        self._state.write(np.zeros(_STATE_BYTES, np.uint8))
+        self._local = DeviceMemory(most * _ENTRY_BYTES)
+        self._staged = DeviceMemory(capacity * _ENTRY_BYTES)
+        self.nbytes = self._state.nbytes + self._local.nbytes + self._staged.nbytes
+        at = self._pinned.address
+        self._failed: Any = ffi.cast("volatile uint32_t *", at + 2 * _LINE)
+        memory: Any = ffi.new(
+            "struct ed_lane_memory *",
+            {
+                "message": ffi.cast("uint64_t *", at),
+                "finished": ffi.cast("uint32_t *", at + _LINE),
+                "flags": ffi.cast("uint32_t *", at + flags_at),
+                "ids": ffi.cast("int32_t *", at + ids_at),
+                "staging": ffi.cast("uint8_t *", at + staging_at),
+                "rows": capacity,
+                "chunks": units,
+                "staging_bytes": units * unit_bytes,
+            },
+        )
+        self._table = table  # its core must outlive the lane
+        opened = lib.ed_lane_open(memory, table.core, threads)
+        if opened == ffi.NULL:
+            raise EngramdaxError("no further lane can be opened in this process", remedy="close another CudaTable")
+        self._lane: Any = opened
+        # At exit, too, before the driver takes the memory away that the poller looks at.
+        self._finalizer = weakref.finalize(self, lib.ed_lane_close, opened)
+        core: Any = ffi.new("struct ed_cuda_lane *")
+        core.mix.state, core.mix.local, core.mix.staged = (
+            self._state.address,
+            self._local.address,
+            self._staged.address,
+        )
+        core.mix.message, core.mix.finished, core.mix.failed = at, at + _LINE, at + 2 * _LINE
+        core.mix.flags, core.mix.ids, core.mix.staging = at + flags_at, at + ids_at, at + staging_at
+        core.mix.capacity = capacity
+        core.mix.patience_ns = 0 if registered else _PATIENCE_NS
+        core.lane, core.threads = opened, threads
+        core.take, core.post_few, core.post_many = (
+            function(device, name) for name in ("take_lane", "post_few", "post_many")
+        )
+        core.early = capability(device) >= EARLY_FROM
+        core.most_rows = most
+        core.staged_blocks, core.local_blocks = blocks, 2 * blocks
+        self.core = core
+
+    def error(self) -> EngramdaxError | None:
+        """Give what went wrong in rounds before, and forget it; None for nothing."""
+        ids: Any = ffi.new("int64_t[]", int(lib.ED_LANE_UNREADABLE))
+        count = int(lib.ed_lane_unreadable(self._lane, ids))
+        if count:
+            known = np.array(list(ids)[: min(count, len(ids))], np.int64)
+            return PoisonedRowsError(
+                f"{count} rows of table {self._table.name} could not be read in a gather before, and are zeros: "
+                f"ids {', '.join(map(str, known[:8]))}{', ...' if count > 8 else ''}",
+                table=self._table.name,
+                positions=np.empty(0, np.int64),
+                ids=known,
+                remedy="engramdax health names the memory; engramdax repair writes the rows again",
+            )
+        if self._failed[0]:
+            self._failed[0] = 0
+            return CudaError(
+                f"rows of table {self._table.name} did not come in time in a gather before, and are zeros",
+                remedy="give the team free cores, or put the pool where its memory can be registered",
+            )
+        return None
+
+    def counts(self) -> dict[str, int]:
+        """Give what the lane did so far: rounds, rows, busy_ns, late_chunks, busy_calls. Waits for the GPU."""
+        served: Any = ffi.new("struct ed_lane_served *")
+        lib.ed_lane_served(self._lane, served)
+        state = np.zeros(_STATE_BYTES // 4, np.uint32)
+        self._state.read(state)
+        return {
+            "rounds": int(served.rounds),
+            "rows": int(served.rows),
+            "busy_ns": int(served.busy_ns),
+            "late_chunks": int(state[9]),
+            "busy_calls": int(state[10]),
+        }
+
+    def disturb(self, *, one_in: int, microseconds: int) -> None:
+        """For tests: let one chunk in so many sleep before it is copied; 0 for none."""
+        lib.ed_lane_disturb(self._lane, one_in, microseconds)
+
+    def close(self) -> None:
+        """Close it, once the GPU has done what was launched."""
+        self._finalizer()
