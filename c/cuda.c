@@ -5,7 +5,9 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
+#include <string.h>
 
 #include "lane.h"
 
@@ -204,7 +206,7 @@ static uint32_t chunk_rows(const struct ed_cuda_lane *lane, uint64_t rows, uint6
     return (uint32_t)(units == 0 ? 1 : units < ED_LANE_MOST_UNITS ? units : ED_LANE_MOST_UNITS) * ED_LANE_CHUNK_UNIT;
 }
 
-static void tell_lane(struct ed_cuda_lane *lane, uint64_t stream)
+static void tell_lane(struct ed_cuda_lane *lane, uint64_t token, uint64_t stream)
 {
     int capturing = 0;
     if (!__atomic_load_n(&lane->keeps_awake, __ATOMIC_RELAXED) &&
@@ -212,28 +214,36 @@ static void tell_lane(struct ed_cuda_lane *lane, uint64_t stream)
         __atomic_store_n(&lane->keeps_awake, 1, __ATOMIC_RELAXED);
         ed_lane_keep_awake(lane->lane);
     } else {
-        ed_lane_expect(lane->lane);
+        ed_lane_expect(lane->lane, token);
     }
+}
+
+// What a launch of a mix of `rows` rows needs; ED_CUDA_TROUBLE if there is something to tell first.
+static int prepare_mix(struct ed_cuda_mix *m, const struct ed_cuda_lane *lane, uint64_t rows, uint64_t row_bytes)
+{
+    *m = lane->mix;
+    m->deadline_ns = lane->deadline_us * 1000ull + rows * lane->deadline_row;
+    m->chunk_rows = chunk_rows(lane, rows, row_bytes);
+    m->chunk_stride = (uint32_t)((m->chunk_rows * row_bytes + ED_LANE_ALIGN - 1) / ED_LANE_ALIGN * ED_LANE_ALIGN);
+    const uint32_t chunks = (uint32_t)((rows + m->chunk_rows - 1) / m->chunk_rows);
+    m->staged_blocks = lane->staged_blocks < chunks ? lane->staged_blocks : chunks;
+    const bool trouble = *(const volatile uint32_t *)(uintptr_t)m->failed || ed_lane_troubled(lane->lane);
+    return trouble ? ED_CUDA_TROUBLE : 0;
 }
 
 static int launch_mix(struct ed_cuda_gather *p, const struct ed_cuda_route *route, uint64_t rows, uint64_t stream)
 {
     struct ed_cuda_lane *lane = route->lane;
-    struct ed_cuda_mix m = lane->mix;
+    struct ed_cuda_mix m;
+    int result = prepare_mix(&m, lane, rows, p->row_bytes);
+    if (result)
+        return result;
     m.token = __atomic_add_fetch(&lane->token, 1, __ATOMIC_RELAXED);
-    m.deadline_ns = lane->deadline_us * 1000ull + rows * lane->deadline_row;
-    m.chunk_rows = chunk_rows(lane, rows, p->row_bytes);
-    m.chunk_stride = (uint32_t)((m.chunk_rows * p->row_bytes + ED_LANE_ALIGN - 1) / ED_LANE_ALIGN * ED_LANE_ALIGN);
-    const uint32_t chunks = (uint32_t)((rows + m.chunk_rows - 1) / m.chunk_rows);
-    m.staged_blocks = lane->staged_blocks < chunks ? lane->staged_blocks : chunks;
     const uint32_t whole = (uint32_t)((rows + MIX_WARPS - 1) / MIX_WARPS);
     const uint32_t local_blocks = lane->local_blocks < whole ? lane->local_blocks : whole;
-    if (*(const volatile uint32_t *)(uintptr_t)m.failed || ed_lane_troubled(lane->lane))
-        return ED_CUDA_TROUBLE;
-    tell_lane(lane, stream);
+    tell_lane(lane, m.token, stream);
     __typeof__(launch) *const follow = lane->early ? launch_early : launch;
     void *list[] = {p, &m};
-    int result;
     if (rows <= FEW_ROWS) {
         result = launch(lane->post_few, 1, MIX_BLOCK, list, stream);
     } else {
@@ -244,6 +254,38 @@ static int launch_mix(struct ed_cuda_gather *p, const struct ed_cuda_route *rout
                             stream);
     }
     return result ? result : follow(route->mixed, m.staged_blocks + local_blocks, MIX_BLOCK, list, stream);
+}
+
+int ed_cuda_gather_host(const struct ed_cuda_gather *plan, const struct ed_cuda_route *route, const int32_t *ids,
+                        uint32_t outer, uint64_t out, int64_t out_stride, int64_t out_column_stride, uint64_t stream)
+{
+    struct ed_cuda_gather p = *plan;
+    p.outer = outer;
+    p.out = out;
+    p.out_stride = out_stride;
+    p.out_column_stride = out_column_stride;
+    const uint64_t rows = (uint64_t)outer * p.out_columns;
+    if (rows == 0)
+        return 0;
+    struct ed_cuda_lane *lane = route->lane;
+    struct ed_cuda_mix m;
+    int result = prepare_mix(&m, lane, rows, p.row_bytes);
+    if (result)
+        return result;
+    // Both sides have to be done with the round before: the GPU may have given it up.
+    const uint32_t last = (uint32_t)lane->token;
+    if (__atomic_load_n((uint64_t *)(uintptr_t)m.consumed, __ATOMIC_ACQUIRE) != last ||
+        __atomic_load_n((uint32_t *)(uintptr_t)m.finished, __ATOMIC_ACQUIRE) != last)
+        return ED_CUDA_BUSY;
+    memcpy((void *)(uintptr_t)m.ids, ids, rows * sizeof *ids);
+    m.host_rows = (uint32_t)rows;
+    m.host_sequence = last + 1;
+    lane->token = m.host_sequence;
+    ed_lane_expect(lane->lane, 0);
+    __atomic_store_n((uint64_t *)(uintptr_t)m.message, ED_LANE_MESSAGE(m.host_sequence, m.chunk_rows, rows),
+                     __ATOMIC_RELEASE);
+    void *list[] = {&p, &m};
+    return launch(route->mixed, m.staged_blocks, MIX_BLOCK, list, stream);
 }
 
 int ed_cuda_gather(const struct ed_cuda_gather *plan, const struct ed_cuda_route *route, uint64_t ids, int ids_64,

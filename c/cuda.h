@@ -15,6 +15,7 @@ const char *ed_cuda_open(void);
 
 enum {
     ED_CUDA_ABSENT = 10000,
+    ED_CUDA_BUSY = 10002,    // the lane has a round in flight (ed_cuda_gather_host)
     ED_CUDA_TROUBLE = 10001, // a lane has something to tell of launches before (ed_cuda_gather)
 };
 
@@ -76,10 +77,12 @@ struct ed_cuda_hash {
 
 struct ed_cuda_mix {
     uint64_t state, local, staged;
-    uint64_t ids, message, flags, finished, staging, failed;
+    uint64_t ids, message, begun, flags, finished, staging, failed;
     uint64_t token;
     uint64_t deadline_ns, patience_ns;
     uint32_t capacity, chunk_rows, chunk_stride, first_local, local_of_64, staged_blocks;
+    uint32_t host_rows, host_sequence;
+    uint64_t consumed;
 };
 
 // A lane as launches see it, and how they mix. What is not said to be fixed may change between launches.
@@ -110,6 +113,12 @@ struct ed_cuda_route {
 int ed_cuda_gather(const struct ed_cuda_gather *plan, const struct ed_cuda_route *route, uint64_t ids, int ids_64,
                    int64_t ids_stride, uint32_t outer, uint64_t out, int64_t out_stride, int64_t out_column_stride,
                    uint64_t stream);
+
+// The same for row ids of the host: `ids`, one for each row of `out`, -1 for a row of zeros, at most as many as the
+// lane's mailbox holds. They are copied, and the CPU begins at once. The lane serves such calls alone, one thread at a
+// time. ED_CUDA_BUSY: nothing was done, since the call before is not over.
+int ed_cuda_gather_host(const struct ed_cuda_gather *plan, const struct ed_cuda_route *route, const int32_t *ids,
+                        uint32_t outer, uint64_t out, int64_t out_stride, int64_t out_column_stride, uint64_t stream);
 
 // Launch the hash of a batch.
 int ed_cuda_hash(const struct ed_cuda_hash *batch, uint64_t function, uint64_t stream);

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "lane.h"
 
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -27,19 +28,26 @@ enum {
     STREAM_BYTES = 8 << 20,
     STREAM_CHUNK_BYTES = 32 << 10,
     CLOSING_NAP_NS = 50 * 1000,
+    COUNTING_NS = 1000 * 1000 * 1000,
+    // A launch that did not begin for so long stands behind other work, or was never to use its lane.
+    PATIENCE_NS = 1000 * 1000 * 1000,
+    NAP_NS = 50 * 1000,
+    LONG_NAP_NS = 1000 * 1000,
 };
 
 struct ed_lane {
     struct ed_lane_memory memory;
     const struct ed_table *table;
     int threads;
+    bool shared;
     // Of the round; written by the poller before its tickets are out.
     uint32_t seen; // sequence number
     uint32_t rows, chunk_rows, chunks;
     uint64_t chunk_stride;
     bool running, stream;
     struct ed_job job;
-    _Atomic bool awake; // captured
+    _Atomic uint64_t launched; // token of the last launch
+    _Atomic bool awake;        // captured
     _Atomic bool leaving, gone;
     int64_t begun; // ns
     _Atomic uint64_t unreadable, rounds, served, busy_ns;
@@ -53,7 +61,10 @@ static _Atomic int64_t awake_until; // ns
 static _Atomic int linger_us = DEFAULT_LINGER_US;
 static _Atomic uint32_t signals; // futex
 static _Atomic bool asleep;
-static _Atomic pid_t poller; // the process that has one
+static _Atomic pid_t poller;   // the process that has one
+static _Atomic int ranks = -1; // file
+static _Atomic int rank_bytes;
+static _Atomic int processes = 1;
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 
 static inline void relax(void)
@@ -126,6 +137,28 @@ static void do_chunk(void *context, uint64_t ticket)
     __atomic_store_n(&lane->memory.flags[(uint64_t)chunk * ED_LANE_FLAG_STRIDE], lane->seen, __ATOMIC_RELEASE);
 }
 
+static void count_processes(void)
+{
+    const int fd = atomic_load(&ranks), bytes = atomic_load(&rank_bytes);
+    int found = 1;
+    for (off_t at = 0; fd >= 0 && at < bytes;) {
+        // Locks of this process are not told of; those of others one by one.
+        struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = at, .l_len = bytes - at};
+        if (fcntl(fd, F_GETLK, &lock) || lock.l_type == F_UNLCK)
+            break;
+        found++;
+        at = lock.l_start + (lock.l_len ? lock.l_len : bytes);
+    }
+    atomic_store(&processes, found);
+}
+
+static int threads_of(const struct ed_lane *lane)
+{
+    const int threads =
+        lane->shared ? lane->threads / atomic_load_explicit(&processes, memory_order_relaxed) : lane->threads;
+    return threads < 1 ? 1 : threads;
+}
+
 static void begin(struct ed_lane *lane, uint64_t message)
 {
     const uint64_t row_bytes = lane->table->row_bytes;
@@ -137,8 +170,9 @@ static void begin(struct ed_lane *lane, uint64_t message)
         return;
     lane->chunks = (lane->rows + lane->chunk_rows - 1) / lane->chunk_rows;
     lane->chunk_stride = (lane->chunk_rows * row_bytes + ED_LANE_ALIGN - 1) / ED_LANE_ALIGN * ED_LANE_ALIGN;
+    const uint64_t last_rows = lane->rows - (lane->chunks - 1) * lane->chunk_rows;
     if (lane->chunks > lane->memory.chunks || lane->chunks > ED_MAX_CHUNKS ||
-        lane->chunks * lane->chunk_stride > lane->memory.staging_bytes)
+        (lane->chunks - 1) * lane->chunk_stride + last_rows * row_bytes > lane->memory.staging_bytes)
         return;
     lane->stream = lane->rows * row_bytes >= STREAM_BYTES;
     lane->begun = now_ns();
@@ -147,7 +181,8 @@ static void begin(struct ed_lane *lane, uint64_t message)
     ed_table_count(lane->table, lane->rows);
     ed_guard_prepare();
     const uint32_t worth = lane->rows / ROWS_PER_THREAD;
-    int helpers = (int)(worth < (uint32_t)lane->threads ? worth : (uint32_t)lane->threads) - 1;
+    const uint32_t threads = (uint32_t)threads_of(lane);
+    int helpers = (int)(worth < threads ? worth : threads) - 1;
     helpers = helpers < (int)lane->chunks ? helpers : (int)lane->chunks - 1;
     lane->job = (struct ed_job){.run = do_chunk, .context = lane, .chunks = lane->chunks};
     ed_team_post(&lane->job, helpers);
@@ -190,7 +225,7 @@ static int most_threads(void)
     int most = 0;
     for (unsigned i = 0; i < ED_LANES; i++) {
         const struct ed_lane *lane = atomic_load(&lanes[i]);
-        most = lane && lane->threads > most ? lane->threads : most;
+        most = lane && threads_of(lane) > most ? threads_of(lane) : most;
     }
     return most;
 }
@@ -202,19 +237,36 @@ static void stay_awake(int64_t now)
     ed_team_stay_awake(until, most_threads() - 1);
 }
 
-// Sleep until somebody expects a round.
-static void doze(void)
+// Whether a launch is on its way through its stream.
+static bool is_launch_outstanding(int64_t now)
+{
+    for (unsigned i = 0; i < ED_LANES; i++) {
+        const struct ed_lane *lane = atomic_load(&lanes[i]);
+        const uint64_t launched = lane ? atomic_load(&lane->launched) : 0;
+        if (launched && launched != __atomic_load_n(lane->memory.begun, __ATOMIC_RELAXED) &&
+            now < atomic_load(&awake_until) + PATIENCE_NS)
+            return true;
+    }
+    return false;
+}
+
+// Sleep for a moment, or until somebody expects a round. Never for long: rounds come that nobody could tell of.
+static void doze(int64_t idle_ns)
 {
     const uint32_t seen = atomic_load(&signals);
+    const struct timespec nap = {.tv_nsec = idle_ns < PATIENCE_NS ? NAP_NS : LONG_NAP_NS};
     atomic_store(&asleep, true);
-    if (now_ns() >= atomic_load(&awake_until) && atomic_load(&captured) == 0)
-        syscall(SYS_futex, &signals, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+    if (now_ns() >= atomic_load(&awake_until))
+        syscall(SYS_futex, &signals, FUTEX_WAIT_PRIVATE, seen, &nap, NULL, 0);
     atomic_store(&asleep, false);
-    stay_awake(now_ns());
+    const int64_t now = now_ns();
+    if (now < atomic_load(&awake_until))
+        stay_awake(now);
 }
 
 static void *poll_lanes(void *unused)
 {
+    int64_t counted = 0;
     for (unsigned looks = 1;; looks++) {
         bool busy = false;
         for (unsigned i = 0; i < ED_LANES; i++)
@@ -227,9 +279,14 @@ static void *poll_lanes(void *unused)
         relax();
         if (looks % LOOKS_BETWEEN_CLOCKS)
             continue;
+        if (now_ns() - counted > COUNTING_NS) {
+            count_processes();
+            counted = now_ns();
+        }
         sched_yield(); // whoever else wants this CPU has better use for it
-        if (atomic_load_explicit(&captured, memory_order_relaxed) == 0 && now_ns() >= atomic_load(&awake_until))
-            doze();
+        const int64_t now = now_ns(), idle = now - atomic_load(&awake_until);
+        if (atomic_load_explicit(&captured, memory_order_relaxed) == 0 && idle >= 0 && !is_launch_outstanding(now))
+            doze(idle);
     }
     return unused;
 }
@@ -242,9 +299,10 @@ static void wake_up(void)
     syscall(SYS_futex, &signals, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
-void ed_lane_expect(struct ed_lane *lane)
+void ed_lane_expect(struct ed_lane *lane, uint64_t token)
 {
-    (void)lane;
+    if (token)
+        atomic_store(&lane->launched, token);
     const int64_t until = now_ns() + atomic_load_explicit(&linger_us, memory_order_relaxed) * 1000LL;
     atomic_store(&awake_until, until);
     wake_up();
@@ -279,7 +337,8 @@ static bool start_poller(void)
     return true;
 }
 
-struct ed_lane *ed_lane_open(const struct ed_lane_memory *memory, const struct ed_table *table, int threads)
+struct ed_lane *ed_lane_open(const struct ed_lane_memory *memory, const struct ed_table *table, int threads,
+                             bool shared)
 {
     struct ed_lane *lane = calloc(1, sizeof *lane);
     if (!lane)
@@ -287,6 +346,7 @@ struct ed_lane *ed_lane_open(const struct ed_lane_memory *memory, const struct e
     lane->memory = *memory;
     lane->table = table;
     lane->threads = threads < 1 ? 1 : threads;
+    lane->shared = shared;
     lane->seen = ED_LANE_SEQUENCE(__atomic_load_n(memory->message, __ATOMIC_ACQUIRE));
     pthread_mutex_lock(&opening);
     unsigned place = 0;
@@ -297,7 +357,7 @@ struct ed_lane *ed_lane_open(const struct ed_lane_memory *memory, const struct e
         atomic_store(&lanes[place], lane);
     pthread_mutex_unlock(&opening);
     if (open) {
-        ed_lane_expect(lane);
+        ed_lane_expect(lane, 0);
         return lane;
     }
     free(lane);
@@ -312,7 +372,7 @@ void ed_lane_close(struct ed_lane *lane)
         atomic_fetch_sub(&captured, 1);
     atomic_store(&lane->leaving, true);
     while (!atomic_load(&lane->gone)) {
-        ed_lane_expect(lane);
+        ed_lane_expect(lane, 0);
         nanosleep(&(struct timespec){.tv_nsec = CLOSING_NAP_NS}, NULL);
     }
     free(lane);
@@ -342,6 +402,18 @@ void ed_lane_disturb(struct ed_lane *lane, uint32_t one_in, uint32_t microsecond
 {
     atomic_store(&lane->stall_us, microseconds);
     atomic_store(&lane->stall_one_in, one_in);
+}
+
+void ed_lanes_share(int fd, int bytes)
+{
+    atomic_store(&rank_bytes, bytes);
+    atomic_store(&ranks, fd);
+    count_processes();
+}
+
+int ed_lanes_processes(void)
+{
+    return atomic_load(&processes);
 }
 
 void ed_lanes_configure(int linger)

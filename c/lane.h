@@ -11,8 +11,8 @@
 // of a chunk still writes into the staging buffer.
 //
 // One thread, the poller, looks at the messages of all lanes, puts rounds up for the team, and does chunks, too. It
-// calls neither CUDA nor Python and asks for no priority. It sleeps when there was no round and no launch for a while,
-// but for lanes whose launches were captured: a replay tells nobody.
+// calls neither CUDA nor Python and asks for no priority. When there was no round for a while and no launch is on its
+// way, it naps between looks; not so where launches were captured, for a replay tells nobody.
 #ifndef ENGRAMDAX_LANE_H
 #define ENGRAMDAX_LANE_H
 
@@ -35,9 +35,13 @@ enum {
 #define ED_LANE_CHUNK_ROWS(message) ((uint32_t)((message) >> 24 & 0xff) * ED_LANE_CHUNK_UNIT)
 #define ED_LANE_ROWS(message) ((uint32_t)((message) & 0xffffff))
 
+#define ED_LANE_MESSAGE(sequence, chunk_rows, rows)                                                                    \
+    ((uint64_t)(sequence) << 32 | (uint64_t)((chunk_rows) / ED_LANE_CHUNK_UNIT) << 24 | (rows))
+
 // Pinned memory that both sides see.
 struct ed_lane_memory {
     uint64_t *message;  // by the GPU
+    uint64_t *begun;    // by the GPU: token of the launch that began last
     uint32_t *finished; // by the CPU: sequence number of the last round that nobody works at any more
     uint32_t *flags;    // by the CPU: [chunks * ED_LANE_FLAG_STRIDE], the sequence number when a chunk is there
     int32_t *ids;       // by the GPU: [rows]
@@ -49,15 +53,18 @@ struct ed_lane_memory {
 
 struct ed_lane;
 
-// Open a lane for rows of `table`, done by at most `threads` threads, the poller included. The memory and the table
-// stay until it is closed. NULL where there are ED_LANES already or no thread can be had.
-struct ed_lane *ed_lane_open(const struct ed_lane_memory *memory, const struct ed_table *table, int threads);
+// Open a lane for rows of `table`, done by at most `threads` threads, the poller included; `shared`: fewer where other
+// processes have lanes, too (ed_lanes_share). The memory and the table stay until it is closed. NULL where there are
+// ED_LANES already or no thread can be had.
+struct ed_lane *ed_lane_open(const struct ed_lane_memory *memory, const struct ed_table *table, int threads,
+                             bool shared);
 
 // Close it, after the GPU has done all that was launched: wait for what the team does for it.
 void ed_lane_close(struct ed_lane *lane);
 
-// Tell that a round is about to come: whoever sleeps wakes up meanwhile. Costs a clock's reading.
-void ed_lane_expect(struct ed_lane *lane);
+// Tell that a round is about to come, with the launch of that token (0: at once): whoever sleeps wakes up meanwhile,
+// and stays awake until it begins. Costs a clock's reading.
+void ed_lane_expect(struct ed_lane *lane, uint64_t token);
 
 // Tell that rounds may come at any time, since a launch was captured.
 void ed_lane_keep_awake(struct ed_lane *lane);
@@ -77,6 +84,13 @@ void ed_lane_served(const struct ed_lane *lane, struct ed_lane_served *ret);
 
 // For tests: one chunk in `one_in` sleeps for `microseconds` before it copies anything; 0: none.
 void ed_lane_disturb(struct ed_lane *lane, uint32_t one_in, uint32_t microseconds);
+
+// Share the cores with the other processes that hold a POSIX lock on one of the first `bytes` bytes of file `fd`, which
+// stays open: the poller counts them every second.
+void ed_lanes_share(int fd, int bytes);
+
+// How many processes share the cores, this one included.
+int ed_lanes_processes(void);
 
 // How long the poller and the team stay awake after a round or a launch, in microseconds.
 void ed_lanes_configure(int linger_us);

@@ -8,7 +8,7 @@ rows = table.gather(ids)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from engramdax.checksums import BadBlock
 from engramdax.errors import (
@@ -42,12 +42,16 @@ from engramdax.version import __version__
 if TYPE_CHECKING:
     import os
 
+    from engramdax.cuda.prefetcher import Prefetcher
+    from engramdax.cuda.table import CudaTable
+
 __all__ = [
     "BackingError",
     "BadBlock",
     "BusyError",
     "ClosedError",
     "CudaError",
+    "CudaTable",
     "DamagedTableError",
     "DegradedPoolWarning",
     "DeposedError",
@@ -59,6 +63,7 @@ __all__ = [
     "PoisonedRowsError",
     "Pool",
     "Prefetch",
+    "Prefetcher",
     "RefusedError",
     "RowIdError",
     "SourceError",
@@ -73,6 +78,19 @@ __all__ = [
     "gather_many",
     "open",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # What needs a GPU is imported by those who have one.
+    if name == "CudaTable":
+        from engramdax.cuda.table import CudaTable  # noqa: PLC0415
+
+        return CudaTable
+    if name == "Prefetcher":
+        from engramdax.cuda.prefetcher import Prefetcher  # noqa: PLC0415
+
+        return Prefetcher
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def open(  # noqa: A001 - the name users expect

@@ -6,10 +6,15 @@ from __future__ import annotations
 import ctypes
 import sys
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from engramdax.cuda.driver import bindings, checked
 from engramdax.errors import ParameterError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _DLPACK_CODES: Final = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
 _CUDA_KINDS: Final = (2, 13)  # DLPack's kDLCUDA and kDLCUDAManaged
@@ -55,6 +60,17 @@ def device_array(array: Any, what: str) -> DeviceArray:
         f"{what} is a {type(array).__name__}",
         remedy="give a tensor or array on the GPU (torch, DLPack, __cuda_array_interface__)",
     )
+
+
+def on_host(array: Any) -> npt.NDArray[Any] | None:
+    """Give an array of numpy's, or a tensor of torch's in host memory, as numpy's; None for anything else."""
+    if isinstance(array, np.ndarray):
+        return array
+    device = getattr(array, "device", None)
+    if getattr(device, "type", None) == "cpu" and hasattr(array, "numpy"):
+        found: npt.NDArray[Any] = array.numpy()
+        return found
+    return None
 
 
 def _from_interface(interface: dict[str, Any], array: Any, what: str) -> DeviceArray:

@@ -248,7 +248,7 @@ struct Mix {
     State *state;
     Entry *local, *staged;
     int *ids; // the mailbox, and its message
-    u64 *message;
+    u64 *message, *begun; // `begun` tells the host that a launch is no longer in its queue
     const u32 *flags, *finished;
     const u8 *staging;
     u32 *failed; // set where rows could not be had at all
@@ -260,6 +260,10 @@ struct Mix {
     u32 first_local;   // so many rows of the pool are read directly, and of each 64 that follow
     u32 local_of_64;   // so many more
     u32 staged_blocks; // of `mixed`, that wait for the CPU
+    // A round whose ids the host put into the mailbox itself: row i of the output is row ids[i]. No kernel comes before
+    // `mixed` then, and the host gives the lane to one call at a time.
+    u32 host_rows, host_sequence; // 0: it is none
+    u64 *consumed;                // gets the sequence number when the round is over
 };
 
 static constexpr u64 LATE = ~0ull;
@@ -400,6 +404,8 @@ template <bool MANY> static __device__ __forceinline__ void post(const Gather &p
     if (MANY)
         wait_for_last();
     if (threadIdx.x == 0) {
+        if (blockIdx.x == 0)
+            *(volatile u64 *)m.begun = m.token;
         own_misses = own_local = 0;
         mine = MANY ? *(volatile u64 *)&m.state->owner == m.token : take(m);
     }
@@ -500,14 +506,22 @@ static __device__ __forceinline__ bool wait_for_chunk(const Mix &m, u32 chunk, u
 template <typename Form>
 static __device__ __forceinline__ void copy_staged(const Gather &p, const Mix &m, u32 slot, const u8 *from, u32 lane)
 {
-    const Entry e = m.staged[slot];
+    Entry e = {nullptr, slot, 0};
+    bool row = true;
+    if (m.host_rows) {
+        const int id = m.ids[slot];
+        row = id >= 0;
+        e.from = row && p.base ? p.base + (u64)id * p.stride : nullptr;
+    } else {
+        e = m.staged[slot];
+    }
     u8 *out = place_of(p, e.to);
     if (from) {
         Form::template emit<Fresh>(p, from, out, lane);
         return;
     }
     Form::template emit<Still>(p, e.from, out, lane);
-    if (!e.from && lane == 0)
+    if (row && !e.from && lane == 0)
         *(volatile u32 *)m.failed = 1;
 }
 
@@ -553,9 +567,10 @@ template <typename Form> static __device__ __forceinline__ void mixed(const Gath
     const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     wait_for_last();
     const volatile State &state = *m.state;
-    const u64 owner = state.owner;
-    const u32 staged = state.staged, sequence = state.sequence, local = state.local; // on their way at once
-    if (owner != m.token) {
+    const u64 owner = state.owner; // all on their way at once
+    const u32 posted = state.staged, posted_sequence = state.sequence, local = m.host_rows ? 0 : state.local;
+    const u32 staged = m.host_rows ? m.host_rows : posted, sequence = m.host_rows ? m.host_sequence : posted_sequence;
+    if (!m.host_rows && owner != m.token) {
         if (p.base) {
             gather<Form>(p);
         } else {
@@ -585,6 +600,11 @@ template <typename Form> static __device__ __forceinline__ void mixed(const Gath
     __threadfence();
     const u64 free = *(volatile u32 *)&m.state->late ? LATE : 0;
     m.state->late = m.state->left = m.state->local = m.state->staged = 0;
+    if (m.host_rows) {
+        __threadfence_system();
+        store_release(m.consumed, m.host_sequence);
+        return;
+    }
     __threadfence();
     atomicExch(&m.state->owner, free);
 }

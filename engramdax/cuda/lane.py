@@ -50,10 +50,11 @@ class _PinnedMemory:
 class Lane:
     """One lane, open until `close`. `core` is its `struct ed_cuda_lane *`, whose shares may be set at any time.
 
-    nbytes: GPU memory that it takes; pinned_bytes: host memory. threads: of the CPU, the poller included.
+    nbytes: GPU memory that it takes; pinned_bytes: host memory. capacity: rows of a round.
+    threads: of the CPU, the poller included; shared: fewer where other processes have lanes, too.
     """
 
-    def __init__(self, table: Table, device: int, *, threads: int, blocks: int, registered: bool) -> None:
+    def __init__(self, table: Table, device: int, *, threads: int, shared: bool, blocks: int, registered: bool) -> None:
         self.threads = threads
         unit, align = int(lib.ED_LANE_CHUNK_UNIT), int(lib.ED_LANE_ALIGN)
         unit_bytes = -(-unit * table.row_bytes // align) * align
@@ -78,6 +79,7 @@ class Lane:
             "struct ed_lane_memory *",
             {
                 "message": ffi.cast("uint64_t *", at),
+                "begun": ffi.cast("uint64_t *", at + 8),
                 "finished": ffi.cast("uint32_t *", at + _LINE),
                 "flags": ffi.cast("uint32_t *", at + flags_at),
                 "ids": ffi.cast("int32_t *", at + ids_at),
@@ -88,7 +90,7 @@ class Lane:
             },
         )
         self._table = table  # its core must outlive the lane
-        opened = lib.ed_lane_open(memory, table.core, threads)
+        opened = lib.ed_lane_open(memory, table.core, threads, shared)
         if opened == ffi.NULL:
             raise EngramdaxError("no further lane can be opened in this process", remedy="close another CudaTable")
         self._lane: Any = opened
@@ -100,9 +102,11 @@ class Lane:
             self._local.address,
             self._staged.address,
         )
-        core.mix.message, core.mix.finished, core.mix.failed = at, at + _LINE, at + 2 * _LINE
+        core.mix.message, core.mix.begun = at, at + 8
+        core.mix.finished, core.mix.failed = at + _LINE, at + 2 * _LINE
         core.mix.flags, core.mix.ids, core.mix.staging = at + flags_at, at + ids_at, at + staging_at
-        core.mix.capacity = capacity
+        core.mix.consumed = at + 3 * _LINE
+        core.mix.capacity = self.capacity = capacity
         core.mix.patience_ns = 0 if registered else _PATIENCE_NS
         core.lane, core.threads = opened, threads
         core.take, core.post_few, core.post_many = (

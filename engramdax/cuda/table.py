@@ -12,17 +12,21 @@ import numpy as np
 
 from engramdax._core import ffi, lib
 from engramdax.backing import parse_size
-from engramdax.cuda.arrays import DeviceArray, device_array, stream_handle, torch_stream, wait_for_producers
+from engramdax.cuda.arrays import DeviceArray, device_array, on_host, stream_handle, torch_stream, wait_for_producers
 from engramdax.cuda.driver import DeviceMemory, bindings, checked, error, use
+from engramdax.cuda.host_rounds import HostRounds
 from engramdax.cuda.hot import HotRows, rows_within
 from engramdax.cuda.kernels import function
 from engramdax.cuda.lane import MOST_IDS, Lane
 from engramdax.cuda.mix import Calibration, Mix, cache_path, keep, read, sane_threads
+from engramdax.cuda.ranks import have_gpu, join
 from engramdax.cuda.registration import Registration, register
 from engramdax.errors import ClosedError, CudaError, EngramdaxError, ParameterError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import numpy.typing as npt
 
     from engramdax.table import Table
 
@@ -102,6 +106,7 @@ class CudaTable:
             self.nbytes += begins.nbytes
         if not 0 < sm_share <= 1:
             raise ParameterError(f"sm_share={sm_share} is no share", remedy="give a number above 0, at most 1")
+        self._shared = threads is None
         self._lane = self._make_lane(path, sane_threads(threads), sm_share)
         names = {("raw", unit): f"raw_{unit}" for unit in UNITS}
         if self._float8_dim:
@@ -109,6 +114,7 @@ class CudaTable:
         self._routes = {key: self._route(name) for key, name in names.items()}
         self._plans: dict[tuple[int, int, int, bool], Any] = {}
         self._forms: dict[Any, _Form] = {}
+        self._host: HostRounds | None = None
         self._hot: HotRows | None = None
         if hot is not None:
             self._hot = self._make_hot(hot)
@@ -136,10 +142,14 @@ class CudaTable:
             )
         attribute = bindings().CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
         sms = int(checked(bindings().cuDeviceGetAttribute(attribute, self.device), "the device does not tell its size"))
+        if not have_gpu(self._uuid()) and path == "auto":
+            return None
+        join()
         lane = Lane(
             self.table,
             self.device,
             threads=threads,
+            shared=self._shared,
             blocks=max(1, int(sms * sm_share)),
             registered=self._registration is not None,
         )
@@ -167,10 +177,13 @@ class CudaTable:
         mix.apply(self._lane.core)
         return mix
 
+    def _uuid(self) -> str:
+        uuid = checked(bindings().cuDeviceGetUuid(self.device), "the device does not tell its uuid")
+        return bytes(uuid.bytes).hex()
+
     def _mix_path(self) -> Any:
         lane = self._lane
-        uuid = checked(bindings().cuDeviceGetUuid(self.device), "the device does not tell its uuid")
-        return cache_path(bytes(uuid.bytes).hex(), self.table.load_id, lane.threads if lane else 0, self.hot_rows)
+        return cache_path(self._uuid(), self.table.load_id, lane.threads if lane else 0, self.hot_rows)
 
     def calibrate(self) -> Mix:
         """Measure anew which share of a gather is best read which way, and keep it; takes a second or two.
@@ -200,8 +213,9 @@ class CudaTable:
 
         The next gather raises it, too. Rows of such gathers are zeros; see docs/gpu.md.
         """
-        if self._lane and (found := self._lane.error()):
-            raise found
+        for lane in (self._lane, self._host.lane if self._host else None):
+            if lane and (found := lane.error()):
+                raise found
 
     def gather(
         self,
@@ -215,7 +229,9 @@ class CudaTable:
         """Start a gather on a stream and return at once.
 
         ids: int32 or int64 on the device, [..., C]; the last dimension is dense, those before it may be strided
-        as one. -1, and every id outside the table or this object's rows, gives a row of zeros.
+        as one. -1, and every id outside the table or this object's rows, gives a row of zeros. Ids on the host
+        (numpy's arrays, torch's tensors) are read before the call returns; those calls cannot be captured, and take
+        turns: each may wait until the GPU is done with the one before.
         out: [..., C, R] on the device, or [..., padded, R] with a head range: R is row_bytes of uint8 (or the
         same bytes as another type) for format="raw", and the number of values for "bf16" and "fp16", of which
         float8 x 2**e tables have them. The last dimension is dense, those before may be strided, C by one and
@@ -227,6 +243,8 @@ class CudaTable:
         key = None if out is None else _torch_key(ids, out, format, per_head)
         known = self._forms.get(key)
         if known is None or (out.data_ptr() & (known.align - 1)):
+            if (host_ids := on_host(ids)) is not None:
+                return self._gather_host(host_ids, out, stream, format=format, per_head=per_head)
             prepared = self._prepare(ids, out, stream, format=format, per_head=per_head)
             if key is not None:
                 self._remember(key, prepared)
@@ -248,6 +266,77 @@ class CudaTable:
         if result:
             raise self.launch_error(result)
         return out
+
+    def _gather_host(
+        self,
+        ids: npt.NDArray[Any],
+        out: Any,
+        stream: Any,
+        *,
+        format: Format,  # noqa: A002
+        per_head: bool,
+    ) -> Any:
+        if self.closed:
+            raise ClosedError(f"the CudaTable of {self.table.name} was closed")
+        self._check_format(format)
+        if out is None:
+            raise ParameterError("ids on the host need an out", remedy="give an array on the GPU for the rows")
+        flat, shape = self._rows_of(ids, per_head=per_head)
+        target = device_array(out, "out")
+        if target.device not in (None, self.device):
+            raise ParameterError(f"out is on device {target.device}, the table on {self.device}")
+        _check_out(target, shape, self.table.row_bytes if format == "raw" else 2 * self._float8_dim, format)
+        handle = stream_handle(stream, (target,))
+        wait_for_producers((target,), handle)
+        by_heads = per_head or self._heads is not None
+        out_stride, column_stride = _out_form(target, columns=len(shape) > 1 or by_heads)
+        columns = flat.shape[1]
+        if self._host is None:
+            self._host = HostRounds(self, self._make_host_lane())
+        route = self._host.route(
+            self._routes[format, self.unit_at(target.address | out_stride | column_stride, format)]
+        )
+        plan = self._plan_for(0, columns, columns, per_head=False)
+        self._host.launch(plan, route, flat, (target.address, out_stride, column_stride), handle)
+        return out
+
+    def _rows_of(self, ids: npt.NDArray[Any], *, per_head: bool) -> tuple[npt.NDArray[np.int64], tuple[int, ...]]:
+        """Give the row ids [outer, columns] of this object that `ids` asks for, -1 for zeros, and the shape of rows."""
+        if ids.dtype not in (np.int32, np.int64):
+            raise ParameterError(f"ids are {ids.dtype}", remedy="give int32 or int64")
+        by_heads = per_head or self._heads is not None
+        columns = ids.shape[-1] if len(ids.shape) > 1 or by_heads else 1
+        wanted = ids.reshape(-1, columns).astype(np.int64)
+        if per_head:
+            if not self.table.heads or columns != len(self.table.heads):
+                raise ParameterError(f"ids of shape {ids.shape} do not end in the heads of table {self.table.name}")
+            begins = np.array([0, *accumulate(self.table.heads)])
+            wanted = np.where((wanted >= 0) & (wanted < np.diff(begins)), wanted + begins[:-1], -1)
+        wanted[(wanted < self._plan.row_low) | (wanted >= self._plan.row_high)] = -1
+        first, count = self._heads or (0, columns)
+        if first + count > columns:
+            raise ParameterError(f"ids of shape {ids.shape} do not hold heads {first} to {first + count - 1}")
+        padded = self._padded or count
+        found = np.full((wanted.shape[0], padded), -1, np.int64)
+        found[:, :count] = wanted[:, first : first + count]
+        return found, (*ids.shape[:-1], padded) if len(ids.shape) > 1 or by_heads else ids.shape
+
+    def _make_host_lane(self) -> Lane | None:
+        """Give a lane for ids of the host; None where rows have to be read directly."""
+        if self._lane is None or self.table.rows > MOST_IDS:
+            return None
+        core = self._lane.core
+        lane = Lane(
+            self.table,
+            self.device,
+            threads=self._lane.threads,
+            shared=self._shared,
+            blocks=int(core.staged_blocks),
+            registered=self._registration is not None,
+        )
+        lane.core.deadline_us, lane.core.deadline_row = core.deadline_us, core.deadline_row
+        self.nbytes += lane.nbytes
+        return lane
 
     def _remember(self, key: Any, prepared: CudaGatherer) -> None:
         plan, route, _, ids_64, ids_stride, outer, address, out_stride, column_stride, _ = prepared.arguments
@@ -283,11 +372,7 @@ class CudaTable:
     def _prepare(self, ids: Any, out: Any, stream: Any, *, format: Format, per_head: bool) -> CudaGatherer:  # noqa: A002
         if self.closed:
             raise ClosedError(f"the CudaTable of {self.table.name} was closed")
-        if format not in ("raw", "bf16", "fp16") or (format != "raw" and not self._float8_dim):
-            raise ParameterError(
-                f"format={format!r} does not go with table {self.table.name}",
-                remedy="say raw; float8 tables with scales have bf16 and fp16, too",
-            )
+        self._check_format(format)
         source = device_array(ids, "ids")
         if source.dtype not in ("int32", "int64"):
             raise ParameterError(f"ids are {source.dtype}", remedy="give int32 or int64")
@@ -317,16 +402,9 @@ class CudaTable:
         if source.producer is not None or target.producer is not None:
             wait_for_producers((source, target), handle)
         out_stride, column_stride = _out_form(target, columns=len(shape) > 1 or by_heads)
-        places = target.address | out_stride | column_stride
-        if format == "raw":
-            unit = next(n for n in UNITS if (places | self.table.row_bytes | self.device_ptr) % n == 0)
-        elif places % 16:
-            raise ParameterError("rows of out do not lie at multiples of 16 bytes", remedy="give an aligned array")
-        else:
-            unit = 16
         arguments = (
             self._plan_for(first, count, padded, per_head=per_head),
-            self._routes[format, unit],
+            self._routes[format, self.unit_at(target.address | out_stride | column_stride, format)],
             source.address,
             source.itemsize == 8,
             ids_stride,
@@ -339,6 +417,21 @@ class CudaTable:
         if outer * padded > (most := self.most_rows):
             raise ParameterError(f"{outer * padded} rows in one call", remedy=f"gather at most {most}")
         return CudaGatherer(self, arguments, (source.keep, target.keep), out)
+
+    def _check_format(self, format: Format) -> None:  # noqa: A002
+        if format not in ("raw", "bf16", "fp16") or (format != "raw" and not self._float8_dim):
+            raise ParameterError(
+                f"format={format!r} does not go with table {self.table.name}",
+                remedy="say raw; float8 tables with scales have bf16 and fp16, too",
+            )
+
+    def unit_at(self, places: int, format: Format) -> int:  # noqa: A002
+        """Give how many bytes the kernels move at once for rows of out at multiples of `places`, ORed together."""
+        if format == "raw":
+            return next(n for n in UNITS if (places | self.table.row_bytes | self.device_ptr) % n == 0)
+        if places % 16:
+            raise ParameterError("rows of out do not lie at multiples of 16 bytes", remedy="give an aligned array")
+        return 16
 
     def _plan_for(self, first: int, count: int, padded: int, *, per_head: bool) -> Any:
         key = (first, count, padded, per_head)
@@ -367,6 +460,14 @@ class CudaTable:
         typestr = {"raw": "|u1", "bf16": "<u2", "fp16": "<f2"}[format]
         size = 1 if format == "raw" else 2
         return DeviceMemory(int(np.prod(shape)) * last * size, shape=(*shape, last), typestr=typestr)
+
+    def rows_shape(self, columns: int, format: Format) -> RowsShape:  # noqa: A002
+        """Give the form of the rows of one token with so many ids."""
+        self._check_format(format)
+        padded = self._padded or (self._heads[1] if self._heads else columns)
+        typestr = {"raw": "|u1", "bf16": "<u2", "fp16": "<f2"}[format]
+        width = self.table.row_bytes if format == "raw" else self._float8_dim
+        return RowsShape((padded, width), typestr)
 
     def _make_hot(self, hot: int | str) -> HotRows:
         budget = parse_size(hot) if isinstance(hot, str) else int(hot)
@@ -426,6 +527,8 @@ class CudaTable:
         checked(bindings().cuCtxSynchronize(), "the GPU failed")
         if self._lane:
             self._lane.close()
+        if self._host:
+            self._host.close()
         self._hot = None
         self._plans.clear()
         self._forms.clear()
@@ -434,6 +537,19 @@ class CudaTable:
     def hits(self) -> int:
         """Give how many rows were served from the hot rows so far; waits for the GPU."""
         return self._hot.hits() if self._hot else 0
+
+
+@dataclass(frozen=True, slots=True)
+class RowsShape:
+    """The form of one token's rows."""
+
+    shape: tuple[int, int]
+    typestr: str
+
+    @property
+    def token_bytes(self) -> int:
+        """Give the bytes of it."""
+        return self.shape[0] * self.shape[1] * int(self.typestr[2:])
 
 
 @dataclass(frozen=True, slots=True)

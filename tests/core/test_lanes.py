@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CPU's half of the staged gather, with this process in the place of the GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import engramdax
+from engramdax._core import ffi, lib
+
+UNIT, STRIDE, ALIGN = lib.ED_LANE_CHUNK_UNIT, lib.ED_LANE_FLAG_STRIDE, lib.ED_LANE_ALIGN
+ROWS = 5000
+
+
+class Side:
+    """A lane, and what the GPU does with it."""
+
+    def __init__(self, table, capacity: int = 4096, threads: int = 4, *, shared: bool = False) -> None:
+        self.table = table
+        unit_bytes = -(-UNIT * table.row_bytes // ALIGN) * ALIGN
+        self.words = np.zeros(64, np.uint64)  # message, and finished on a line of its own
+        self.flags = np.zeros(capacity // UNIT * STRIDE, np.uint32)
+        self.ids = np.zeros(capacity, np.int32)
+        self.room = np.full(capacity // UNIT * unit_bytes + ALIGN, 0xA5, np.uint8)
+        shift = -self.room.ctypes.data % ALIGN
+        self.staging = self.room[shift : shift + capacity // UNIT * unit_bytes]
+        memory = ffi.new("struct ed_lane_memory *")
+        memory.message = ffi.cast("uint64_t *", self.words.ctypes.data)
+        memory.begun = ffi.cast("uint64_t *", self.words.ctypes.data + 8)
+        memory.finished = ffi.cast("uint32_t *", self.words.ctypes.data + 256)
+        memory.flags = ffi.cast("uint32_t *", self.flags.ctypes.data)
+        memory.ids = ffi.cast("int32_t *", self.ids.ctypes.data)
+        memory.staging = ffi.cast("uint8_t *", self.staging.ctypes.data)
+        memory.rows, memory.chunks, memory.staging_bytes = capacity, capacity // UNIT, self.staging.nbytes
+        self.lane = lib.ed_lane_open(memory, table.core, threads, shared)
+        assert self.lane != ffi.NULL
+        self.sequence = 0
+
+    def post(self, ids: np.ndarray, chunk_rows: int, *, count: int | None = None, expected: bool = True) -> None:
+        if expected:
+            lib.ed_lane_expect(self.lane, 0)  # as a launch does
+        self.ids[: ids.size] = ids
+        self.sequence += 1
+        count = ids.size if count is None else count
+        # One aligned store of 8 bytes; x86 and the interpreter's own fences order it after the ids.
+        self.words[0] = self.sequence << 32 | chunk_rows // UNIT << 24 | count
+
+    def finished(self) -> int:
+        return int(self.words[32]) & 0xFFFFFFFF
+
+    def wait(self, seconds: float = 30) -> None:
+        end = time.monotonic() + seconds
+        while self.finished() != self.sequence:
+            assert time.monotonic() < end, "the round is not finished"
+            time.sleep(1e-4)
+
+    def rows(self, count: int, chunk_rows: int) -> np.ndarray:
+        width = self.table.row_bytes
+        stride = -(-chunk_rows * width // ALIGN) * ALIGN
+        places = np.arange(count)
+        begins = places // chunk_rows * stride + places % chunk_rows * width
+        assert (self.flags.reshape(-1, STRIDE)[: -(-count // chunk_rows), 0] == self.sequence).all()
+        return self.staging[begins[:, None] + np.arange(width)]
+
+    def close(self) -> None:
+        lib.ed_lane_close(self.lane)
+
+
+@pytest.fixture
+def side_of(make_pool, load_array):
+    """Give a function that opens a lane for a table of rows."""
+    sides = []
+
+    def make(width: int = 264, **options):
+        rows = np.random.default_rng(width).integers(0, 256, (ROWS, width), np.uint8)
+        path = make_pool(64 << 20, f"w{width}-{len(sides)}")
+        load_array(path, "t", rows, None)
+        with engramdax.open(path) as pool:
+            side = Side(pool["t"], **options)
+        sides.append(side)
+        return side, rows
+
+    yield make
+    for side in sides:
+        side.close()
+
+
+@pytest.mark.parametrize("width", [1, 8, 20, 264, 320, 5120])
+@pytest.mark.parametrize("chunk_rows", [16, 32, 96])
+def test_rows_of_rounds_of_every_size(side_of, width, chunk_rows):
+    side, rows = side_of(width)
+    for count in (1, 15, 16, 17, 97, 1000, 4096, 3):
+        ids = np.random.default_rng(count).integers(0, ROWS, count)
+        side.post(ids, chunk_rows)
+        side.wait()
+        assert np.array_equal(side.rows(count, chunk_rows), rows[ids])
+
+
+def test_ids_that_are_no_rows_give_zeros(side_of):
+    side, rows = side_of()
+    ids = np.array([-1, 0, ROWS, 2**31 - 1, -5, ROWS - 1])
+    side.post(ids, 16)
+    side.wait()
+    good = (ids >= 0) & (ids < ROWS)
+    assert np.array_equal(side.rows(6, 16), np.where(good[:, None], rows[np.where(good, ids, 0)], 0))
+
+
+@pytest.mark.parametrize(("chunk_rows", "count"), [(0, 100), (16, 0), (16, 4097), (16, 0xFFFFFF), (4080, 4097)])
+def test_a_message_that_makes_no_sense_is_passed_over(side_of, chunk_rows, count):
+    side, rows = side_of()
+    before = side.staging.copy()
+    side.post(np.zeros(1, np.int32), chunk_rows, count=count)
+    time.sleep(0.05)
+    assert side.finished() != side.sequence
+    assert np.array_equal(side.staging, before)
+    side.post(np.arange(100), 16)
+    side.wait()
+    assert np.array_equal(side.rows(100, 16), rows[:100])
+
+
+def test_a_round_is_finished_when_nobody_works_at_it_any_more(side_of):
+    side, rows = side_of(threads=3)
+    lib.ed_lane_disturb(side.lane, 5, 100_000)
+    side.post(np.arange(1600), 16)
+    flags = side.flags.reshape(-1, STRIDE)[:100, 0]
+    while not (flags == 1).any():
+        time.sleep(1e-4)
+    assert side.finished() == 0
+    lib.ed_lane_disturb(side.lane, 0, 0)
+    side.wait()
+    assert np.array_equal(side.rows(1600, 16), rows[:1600])
+
+
+def test_lanes_beside_each_other(side_of):
+    pairs = [side_of(width) for width in (64, 264, 320)]
+    for turn in range(200):
+        wanted = []
+        for side, rows in pairs:
+            ids = np.random.default_rng(turn).integers(0, ROWS, 1 + turn * 7)
+            side.post(ids, 16)
+            wanted.append(rows[ids])
+        for (side, _), expected in zip(pairs, wanted, strict=True):
+            side.wait()
+            assert np.array_equal(side.rows(len(expected), 16), expected)
+
+
+@pytest.mark.parametrize("expected", [True, False])
+def test_rounds_after_a_pause_are_served_though_nobody_spins_meanwhile(side_of, expected):
+    side, rows = side_of()
+    lib.ed_lanes_configure(100)
+    try:
+        for _ in range(3):
+            time.sleep(0.05)
+            used, pause = _cpu_of_lanes(), 0.5
+            time.sleep(pause)
+            assert (_cpu_of_lanes() - used) / os.sysconf("SC_CLK_TCK") < pause / 3
+            side.post(np.arange(50), 16, expected=expected)
+            side.wait()
+            assert np.array_equal(side.rows(50, 16), rows[:50])
+    finally:
+        lib.ed_lanes_configure(-1)
+
+
+def test_the_poller_spins_while_a_launch_has_not_begun(side_of):
+    side, _ = side_of()
+    lib.ed_lanes_configure(100)
+    try:
+        lib.ed_lane_expect(side.lane, 7)
+        used, pause = _cpu_of_lanes(), 0.3
+        time.sleep(pause)
+        assert (_cpu_of_lanes() - used) / os.sysconf("SC_CLK_TCK") > pause / 10
+    finally:
+        lib.ed_lanes_configure(-1)
+
+
+def _cpu_of_lanes() -> int:
+    ticks = 0
+    for task in Path("/proc/self/task").iterdir():
+        name, _, rest = (task / "stat").read_text().rpartition(")")
+        if name.endswith("(engramdax-lanes"):
+            ticks += sum(map(int, rest.split()[11:13]))
+    return ticks
+
+
+def test_rows_that_cannot_be_read_are_zeros_and_told_once(side_of):
+    side, rows = side_of()
+    mapping = side.table.attachment.mapping
+    # A page without access in the place of one of the table's: as good as poison to whoever reads it.
+    begin = mapping.address + side.table.entry.extent.offset
+    libc = ctypes.CDLL(None, use_errno=True)
+    empty = os.memfd_create("empty")
+    libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, *[ctypes.c_long] * 5]
+    placed = libc.mmap(begin, 4096, mmap.PROT_READ, mmap.MAP_SHARED | 0x10, empty, 0)  # MAP_FIXED
+    os.close(empty)
+    assert placed == begin
+    lost = -(-4096 // 264)
+    side.post(np.arange(100), 16)
+    side.wait()
+    found = side.rows(100, 16)
+    assert not found[:lost].any()
+    assert np.array_equal(found[lost:], rows[lost:100])
+    ids = ffi.new("int64_t[]", lib.ED_LANE_UNREADABLE)
+    assert lib.ed_lane_troubled(side.lane)
+    assert lib.ed_lane_unreadable(side.lane, ids) == lost
+    assert sorted(list(ids)[:lost]) == list(range(lost))
+    assert lib.ed_lane_unreadable(side.lane, ids) == 0
+
+
+def test_closing_waits_for_the_round_in_work(side_of):
+    side, rows = side_of(threads=2)
+    lib.ed_lane_disturb(side.lane, 1, 20_000)
+    side.post(np.arange(160), 16)
+    while side.finished() != 1 and not (side.flags == 1).any():
+        time.sleep(1e-4)
+    other = Side(side.table)
+    other.close()
+    lib.ed_lane_disturb(side.lane, 0, 0)
+    side.wait()
+    assert np.array_equal(side.rows(160, 16), rows[:160])
+
+
+SHARE = """
+import sys
+from engramdax.cuda.ranks import join
+from engramdax._core import lib
+assert join()
+print(lib.ed_lanes_processes(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_processes_with_lanes_count_each_other(tmp_path):
+    environment = {**os.environ, "ENGRAMDAX_RUN_DIR": str(tmp_path)}
+    running = []
+    try:
+        for number in range(1, 4):
+            process = subprocess.Popen(
+                [sys.executable, "-c", SHARE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            )
+            running.append(process)
+            assert process.stdout.readline() == f"{number}\n"
+        running[0].kill()
+        running[0].wait()
+        last = subprocess.run(
+            [sys.executable, "-c", SHARE], input="", capture_output=True, text=True, env=environment, check=True
+        )
+        assert last.stdout == "3\n"
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+            process.stdin.close()
+            process.stdout.close()
+
+
+GPU = """
+import sys
+from engramdax.cuda.ranks import have_gpu
+print(have_gpu("0123"), have_gpu("4567"), flush=True)
+sys.stdin.read()
+"""
+
+
+def _may_have(environment: dict[str, str]) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", GPU], input="", capture_output=True, text=True, env=environment, check=True
+    )
+    return done.stdout
+
+
+def test_a_gpus_lanes_are_one_processs_but_under_mps(tmp_path):
+    environment = {**os.environ, "ENGRAMDAX_RUN_DIR": str(tmp_path)}
+    environment.pop("CUDA_MPS_PIPE_DIRECTORY", None)
+    with subprocess.Popen(
+        [sys.executable, "-c", GPU], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as first:
+        assert first.stdout.readline() == "True True\n"
+        assert _may_have(environment) == "False False\n"
+        assert _may_have({**environment, "CUDA_MPS_PIPE_DIRECTORY": "/nowhere"}) == "True True\n"
+        first.stdin.close()
+    assert _may_have(environment) == "True True\n"
