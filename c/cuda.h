@@ -93,7 +93,6 @@ struct ed_cuda_lane {
     uint32_t from_rows, most_rows;      // calls of fewer or more rows are direct; most_rows is fixed
     uint32_t staged_blocks, local_blocks;
     uint32_t threads;      // of the CPU; fixed
-    uint32_t chunk_rows;   // 0: by the size of the call
     uint32_t deadline_us;  // for the chunks of a call, and
     uint32_t deadline_row; // ns more for each of its rows
     int early;             // whether kernels may be started while those that they wait for run: from sm_90 on

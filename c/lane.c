@@ -20,7 +20,8 @@
 #include "team.h"
 
 enum {
-    DEFAULT_LINGER_US = 10000,
+    // A step of a serving engine takes some ten milliseconds, and its graph tells nobody that it is replayed.
+    DEFAULT_LINGER_US = 20000,
     LOOKS_BETWEEN_CLOCKS = 64,
     // A round of fewer rows than this per thread is not worth another thread.
     ROWS_PER_THREAD = 24,
@@ -285,6 +286,8 @@ static void *poll_lanes(void *unused)
         }
         sched_yield(); // whoever else wants this CPU has better use for it
         const int64_t now = now_ns(), idle = now - atomic_load(&awake_until);
+        if (idle < 0) // somebody expects a round, with the team asleep, it may be
+            ed_team_stay_awake(atomic_load(&awake_until), most_threads() - 1);
         if (atomic_load_explicit(&captured, memory_order_relaxed) == 0 && idle >= 0 && !is_launch_outstanding(now))
             doze(idle);
     }

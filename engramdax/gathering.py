@@ -153,18 +153,27 @@ def gather_many(
     return [out for _, out, _ in checked]
 
 
-def configure(*, threads: int | None = None, spin_us: int | None = None) -> None:
+def configure(*, threads: int | None = None, spin_us: int | None = None, linger_us: int | None = None) -> None:
     """Set how gathers of this process use its CPUs.
 
     threads: the most that work at once, callers included; None means ENGRAMDAX_THREADS, or the CPUs that
     the process may use (affinity, cgroup quota). spin_us: how long an idle worker spins before it sleeps,
-    in microseconds; None leaves it (ENGRAMDAX_SPIN_US, 100). Spinning answers faster and burns a core.
+    in microseconds; None leaves it (ENGRAMDAX_SPIN_US, 100). linger_us: the same after a gather for the GPU that
+    the team took part in (ENGRAMDAX_LINGER_US, 20,000): meanwhile workers leave their CPU to whoever wants it.
+    Spinning answers faster and burns cores.
     """
-    spin_us = None if spin_us is None else _whole("spin_us", spin_us)
-    if spin_us is not None and not 0 <= spin_us <= MAX_SPIN_US:
-        raise ParameterError(f"spin_us={spin_us} is out of range", remedy=f"give 0 to {MAX_SPIN_US} microseconds")
+    spin_us = _microseconds("spin_us", spin_us)
+    linger_us = _microseconds("linger_us", linger_us)
     limit = _ENVIRONMENT_THREADS if threads is None else thread_count(threads)
     lib.ed_team_configure(limit, -1 if spin_us is None else spin_us)
+    if linger_us is not None:
+        lib.ed_lanes_configure(linger_us)
+
+
+def _microseconds(name: str, value: int | None) -> int | None:
+    if value is not None and not 0 <= (value := _whole(name, value)) <= MAX_SPIN_US:
+        raise ParameterError(f"{name}={value} is out of range", remedy=f"give 0 to {MAX_SPIN_US} microseconds")
+    return value
 
 
 def thread_count(threads: int) -> int:
@@ -241,4 +250,7 @@ def _environment(name: str, least: int, most: int) -> int | None:
 
 
 _ENVIRONMENT_THREADS: Final = _environment("ENGRAMDAX_THREADS", 1, MAX_THREADS) or 0
-configure(spin_us=_environment("ENGRAMDAX_SPIN_US", 0, MAX_SPIN_US))
+configure(
+    spin_us=_environment("ENGRAMDAX_SPIN_US", 0, MAX_SPIN_US),
+    linger_us=_environment("ENGRAMDAX_LINGER_US", 0, MAX_SPIN_US),
+)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from engramdax.bench.gpu_peers import DIM, SCALES, SglangStaging, VllmLookup, dequantise, sglang_gather
+from engramdax.cuda.prefetcher import Prefetcher
 from engramdax.errors import CudaError, EngramdaxError
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ STAGING_TOKENS: Final = 2048
 MEMCPY_ROWS: Final = 384
 BUSY_CYCLES: Final = 300_000
 WARM: Final = 10
+MATRIX: Final = 4096
+PRODUCTS: Final = 8
+STEP_ROUNDS: Final = 60
+STEP_TOKENS: Final = (64, 256, 1024)
 
 
 @dataclass
@@ -47,6 +52,21 @@ class Series:
     host_us: list[float] = field(default_factory=list)
     wall: bool = False
     """Times are of the host's clock, since part of the work is the host's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Medians in microseconds: products of matrices, a Prefetcher's gathers for two layers, and both together."""
+
+    tokens: int
+    work_us: float
+    gathers_us: float
+    both_us: float
+
+    @property
+    def growth(self) -> float:
+        """How much longer the work takes with the gathers beside it, as a share of what they take alone."""
+        return (self.both_us - self.work_us) / self.gathers_us
 
 
 @dataclass
@@ -64,6 +84,7 @@ class Outcome:
     mix: dict[str, Any]
     """The shares that were measured, by contender."""
 
+    steps: list[Step]
     cores_burnt: dict[int, float]
     """CPU time of the team and the poller, over the time of the rounds, by tokens."""
 
@@ -101,9 +122,10 @@ class Contest:
         start = time.perf_counter()
         self.direct = table.cuda(path="direct")
         self.registration_s = time.perf_counter() - start
-        self.mixed = table.cuda()
         self.hot = table.cuda(hot=hot, path="direct") if hot else None
-        self.hot_mixed = table.cuda(hot=hot) if hot else None
+        self._hot_budget = hot
+        self.mixed: CudaTable | None = None
+        self.hot_mixed: CudaTable | None = None
         self.absent: dict[str, str] = {}
         self.heads = heads
         self.cores_burnt: dict[int, float] = {}
@@ -119,8 +141,22 @@ class Contest:
             self.absent[name] = str(e)
             return None
 
+    def open_lanes(self) -> None:
+        """Have the CPU team take part from here on: its threads keep awake, which peers on the CPU are spared."""
+        self.mixed = self.table.cuda()
+        self.hot_mixed = self.table.cuda(hot=self._hot_budget) if self._hot_budget else None
+
+    def run_on_the_host(self, tokens: int, rounds: int) -> list[Series]:
+        """Measure those who work on the host, and so by its clock, at one number of tokens."""
+        found = [self._index_select(tokens, max(5, rounds // 10))]
+        if self._float8 and tokens >= STAGING_TOKENS:
+            found.append(self._staging(tokens, max(5, rounds // 10)))
+        if tokens * self.heads <= MEMCPY_ROWS:
+            found.append(self._copies(tokens, min(rounds, 50)))
+        return found
+
     def run(self, tokens: int, rounds: int) -> list[Series]:
-        """Measure everybody at one number of tokens."""
+        """Measure those who work on the device at one number of tokens."""
         torch = self.torch
         rows = tokens * self.heads
         ids = torch.empty((tokens, self.heads), dtype=torch.int32, device="cuda")
@@ -145,12 +181,7 @@ class Contest:
                     series[name].device_us.append(begin.elapsed_time(end) * 1e3)
                     series[name].host_us.append(host / 1e3)
         self.cores_burnt[tokens] = (team_seconds() - burnt) / (time.perf_counter() - started)
-        found = [*series.values(), self._index_select(tokens, max(5, rounds // 10))]
-        if self._float8 and tokens >= STAGING_TOKENS:
-            found.append(self._staging(tokens, max(5, rounds // 10)))
-        if rows <= MEMCPY_ROWS:
-            found.append(self._copies(tokens, min(rounds, 50)))
-        return found
+        return list(series.values())
 
     def _ours(self, ids: Any, out: Any, form: Format) -> dict[str, Callable[[], Any]]:
         torch, direct, hot = self.torch, self.direct, self.hot
@@ -199,6 +230,49 @@ class Contest:
             sms = torch.cuda.get_device_properties(0).multi_processor_count
             calls["vllm"] = lambda: vllm(table, ids, out, rows=rows, multiprocessors=sms)
         return calls
+
+    def beside_work(self, tokens: int, rounds: int) -> Step | None:
+        """Measure how much rows of two layers, fetched beside products of matrices, lengthen these."""
+        if self.mixed is None:
+            return None
+        torch = self.torch
+        ids = torch.empty((tokens, 2, self.heads), dtype=torch.int32, device="cuda")
+        matrix = torch.randn((MATRIX, MATRIX), dtype=torch.bfloat16, device="cuda")
+        product = torch.empty_like(matrix)
+        prefetcher = Prefetcher(
+            (self.mixed, self.mixed), tokens, columns=self.heads, format="bf16" if self._float8 else "raw"
+        )
+
+        def gathers() -> None:
+            prefetcher.start(ids)
+            prefetcher.finish()
+
+        def work() -> None:
+            for _ in range(PRODUCTS):
+                torch.mm(matrix, matrix, out=product)
+
+        def both() -> None:
+            prefetcher.start(ids)
+            work()
+            prefetcher.finish()
+
+        calls = {"gathers": gathers, "work": work, "both": both}
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
+        for round_ in range(-WARM, rounds):
+            for name, call in calls.items():
+                ids.view(2, tokens, self.heads).copy_(self._draw(2 * tokens).view(2, tokens, self.heads))
+                torch.cuda.synchronize()
+                torch.cuda._sleep(BUSY_CYCLES)  # noqa: SLF001
+                begin.record()
+                call()
+                end.record()
+                torch.cuda.synchronize()
+                if round_ >= 0:
+                    times[name].append(begin.elapsed_time(end) * 1e3)
+        prefetcher.close()
+        median = {name: float(np.median(found)) for name, found in times.items()}
+        return Step(tokens, median["work"], median["gathers"], median["both"])
 
     def _index_select(self, tokens: int, rounds: int) -> Series:
         """torch.index_select of whole rows into a pinned buffer, a copy to the GPU, and dequantising there.

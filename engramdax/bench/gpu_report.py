@@ -4,11 +4,23 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from engramdax.bench.gpu import LARGE_ROUNDS, LARGE_TOKENS, ROUNDS, Contest, Outcome, Series, torch_module
+from engramdax.bench.gpu import (
+    LARGE_ROUNDS,
+    LARGE_TOKENS,
+    ROUNDS,
+    STEP_ROUNDS,
+    STEP_TOKENS,
+    WARM,
+    Contest,
+    Outcome,
+    Series,
+    torch_module,
+)
 from engramdax.bench.pattern import PatternSource
 from engramdax.bench.scratch import TABLE, scratch_pool
 from engramdax.errors import CudaError, ParameterError
@@ -25,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-TOKENS: Final = (1, 4, 16, 64, 256, 1024, 8192)
+TOKENS: Final = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 8192)
 WINDOWS_US: Final = {"layer 2 of 64": 56.0, "layer 15 of 64": 780.0}
 """What the layers before leave in Qwen3-32B at 3.6 ms a step."""
 
@@ -107,17 +119,28 @@ def hold(plan: Plan, progress: Callable[[str], None]) -> Outcome:
             raise CudaError(f"{wrong} values differ from the peers'")
         if wrong := contest.seams():
             raise CudaError(f"{wrong} bytes differ from what the CPU gathers")
+        rounds = {n: plan.rounds or (ROUNDS if n < LARGE_TOKENS else LARGE_ROUNDS) for n in plan.tokens}
+        on_the_host = {}
+        for tokens in plan.tokens:
+            progress(f"{tokens} tokens, peers on the host")
+            on_the_host[tokens] = contest.run_on_the_host(tokens, rounds[tokens])
+        progress("measuring the shares of the mix")
+        contest.open_lanes()
         series: list[Series] = []
         for tokens in plan.tokens:
             progress(f"{tokens} tokens")
             before = contest.hot.hits() if contest.hot else 0
-            rounds = plan.rounds or (ROUNDS if tokens < LARGE_TOKENS else LARGE_ROUNDS)
-            found = contest.run(tokens, rounds)
-            series += found
+            found = contest.run(tokens, rounds[tokens])
+            series += found + on_the_host[tokens]
             if contest.hot:
                 calls = next(s for s in found if s.contender == f"{OURS} hot")
-                asked = (len(calls.device_us) + 10) * tokens * heads
+                asked = (len(calls.device_us) + WARM) * tokens * heads
                 shares[tokens] = (contest.hot.hits() - before) / asked
+        steps = []
+        for tokens in (n for n in STEP_TOKENS if n in plan.tokens):
+            progress(f"{tokens} tokens beside other work")
+            if step := contest.beside_work(tokens, min(plan.rounds or STEP_ROUNDS, STEP_ROUNDS)):
+                steps.append(step)
         return Outcome(
             series,
             heads,
@@ -132,6 +155,7 @@ def hold(plan: Plan, progress: Callable[[str], None]) -> Outcome:
                 for name, cuda in (("mix", contest.mixed), ("hot, mix", contest.hot_mixed))
                 if cuda and cuda.mix
             },
+            steps,
             contest.cores_burnt,
         )
 
@@ -156,6 +180,21 @@ def best_peers(outcome: Outcome) -> dict[int, tuple[str, float]]:
         if not s.contender.startswith(OURS) and median < best.get(s.tokens, ("", np.inf))[1]:
             best[s.tokens] = (s.contender, median)
     return best
+
+
+def tokens_within(outcome: Outcome, window: float) -> dict[str, float]:
+    """Give how many tokens' rows each contender brings within a time, between two measured numbers by a straight line.
+
+    0 where the least measured number takes longer; the largest measured number where that is fast enough.
+    """
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(s.contender for s in outcome.series):
+        points = sorted((s.tokens, float(np.median(s.device_us))) for s in outcome.series if s.contender == name)
+        found[name] = points[0][0] if points[0][1] <= window else 0
+        for (fewer, fast), (more, slow) in pairwise(points):
+            if fast <= window:
+                found[name] = more if slow <= window else fewer + (more - fewer) * (window - fast) / (slow - fast)
+    return found
 
 
 COLUMNS: Final = (
@@ -183,6 +222,16 @@ def heading(outcome: Outcome) -> list[str]:
     if outcome.mix:
         burnt = ", ".join(f"{cores:.1f} at {tokens}" for tokens, cores in outcome.cores_burnt.items())
         first.append(f"cores of the CPU used by the team while measuring, by tokens: {burnt}")
+    first += [
+        f"{s.tokens} tokens, two layers beside other work: alone {s.gathers_us:.0f} us, beside it "
+        f"{s.both_us - s.work_us:.0f} us more than {s.work_us:.0f}: {s.growth:.0%}"
+        for s in outcome.steps
+    ]
+    for name, window in WINDOWS_US.items():
+        within = {who: tokens for who, tokens in tokens_within(outcome, window).items() if tokens}
+        if within:
+            listed = ", ".join(f"{who} {tokens:.0f}" for who, tokens in sorted(within.items(), key=lambda w: -w[1]))
+            first.append(f"tokens within {window:.0f} us ({name}): {listed}")
     return first + [f"absent: {name}: {why}" for name, why in outcome.absent.items()]
 
 
@@ -223,6 +272,8 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "absent": outcome.absent,
         "mix": outcome.mix,
         "cores_burnt": outcome.cores_burnt,
+        "steps": [asdict(s) | {"growth": s.growth} for s in outcome.steps],
+        "tokens_within": {f"{window:.0f} us": tokens_within(outcome, window) for window in WINDOWS_US.values()},
         "results": [
             {
                 "tokens": s.tokens,

@@ -156,6 +156,11 @@ def stream_handle(stream: Any, arrays: tuple[DeviceArray, ...]) -> int:
     raise ParameterError(f"stream is a {type(stream).__name__}", remedy="give a CUstream's number or a Stream object")
 
 
+def is_captured(stream: int) -> bool:
+    """Tell whether a stream is being captured into a graph."""
+    return bool(int(checked(bindings().cuStreamIsCapturing(stream), "the stream does not tell whether it is captured")))
+
+
 def torch_stream(device: int) -> int:
     """Give torch's current stream on a device."""
     torch = sys.modules["torch"]

@@ -49,9 +49,6 @@ class HostRounds:
         """Start the gather of rows [outer, columns] into `out`: address, bytes from outer to outer, between columns."""
         cuda = self._cuda
         use(cuda.device)
-        status = checked(bindings().cuStreamIsCapturing(stream), "the stream does not tell whether it is captured")
-        if int(status):
-            raise CudaError("ids on the host cannot be captured", remedy="give ids on the device")
         with self._turn:
             if self.lane is not None and rows.size <= self.lane.capacity:
                 ids = np.ascontiguousarray(rows, np.int32)

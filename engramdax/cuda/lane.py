@@ -114,7 +114,7 @@ class Lane:
         )
         core.early = capability(device) >= EARLY_FROM
         core.most_rows = most
-        core.staged_blocks, core.local_blocks = blocks, 2 * blocks
+        core.staged_blocks, core.local_blocks = blocks, max(1, blocks // 2)
         self.core = core
 
     def error(self) -> EngramdaxError | None:

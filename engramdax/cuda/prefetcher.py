@@ -9,7 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from engramdax.cuda.arrays import DeviceArray, device_array, stream_handle, torch_stream, wait_for_producers
+from engramdax.cuda.arrays import (
+    DeviceArray,
+    device_array,
+    is_captured,
+    stream_handle,
+    torch_stream,
+    wait_for_producers,
+)
 from engramdax.cuda.driver import DeviceMemory, bindings, checked, use
 from engramdax.errors import ClosedError, ParameterError
 
@@ -135,8 +142,7 @@ class Prefetcher:
         source = device_array(ids, "ids")
         handle = stream_handle(stream, (source,))
         driver = bindings()
-        status = checked(driver.cuStreamIsCapturing(handle), "the stream does not tell whether it is captured")
-        buffers = self._next(captured=bool(int(status)))
+        buffers = self._next(captured=is_captured(handle))
         if self._hasher and len(source.shape) == 1:
             itemsize = self._hash(ids, source, buffers, handle, starts=starts, blocked=blocked, history=history)
         else:

@@ -12,7 +12,15 @@ import numpy as np
 
 from engramdax._core import ffi, lib
 from engramdax.backing import parse_size
-from engramdax.cuda.arrays import DeviceArray, device_array, on_host, stream_handle, torch_stream, wait_for_producers
+from engramdax.cuda.arrays import (
+    DeviceArray,
+    device_array,
+    is_captured,
+    on_host,
+    stream_handle,
+    torch_stream,
+    wait_for_producers,
+)
 from engramdax.cuda.driver import DeviceMemory, bindings, checked, error, use
 from engramdax.cuda.host_rounds import HostRounds
 from engramdax.cuda.hot import HotRows, rows_within
@@ -174,8 +182,13 @@ class CudaTable:
             if known is None:
                 return self.calibrate()
             mix = known
-        mix.apply(self._lane.core)
+        mix.apply(self._lane.core, missed=1 - self._hot_share())
         return mix
+
+    def _hot_share(self) -> float:
+        """Give the share of reads that the hot rows serve, by the trace that they were chosen from."""
+        points = ((0, 0.0), *self.table.hot_served)
+        return float(np.interp(self.hot_rows, [rows for rows, _ in points], [share for _, share in points]))
 
     def _uuid(self) -> str:
         uuid = checked(bindings().cuDeviceGetUuid(self.device), "the device does not tell its uuid")
@@ -205,6 +218,7 @@ class CudaTable:
             self.mix = calibration.run()
         finally:
             calibration.close()
+        self.mix.apply(self._lane.core, missed=1 - self._hot_share())
         keep(self._mix_path(), self.mix)
         return self.mix
 
@@ -287,6 +301,8 @@ class CudaTable:
             raise ParameterError(f"out is on device {target.device}, the table on {self.device}")
         _check_out(target, shape, self.table.row_bytes if format == "raw" else 2 * self._float8_dim, format)
         handle = stream_handle(stream, (target,))
+        if is_captured(handle):
+            raise CudaError("ids on the host cannot be captured", remedy="give ids on the device")
         wait_for_producers((target,), handle)
         by_heads = per_head or self._heads is not None
         out_stride, column_stride = _out_form(target, columns=len(shape) > 1 or by_heads)
@@ -447,10 +463,8 @@ class CudaTable:
         return plan
 
     def _new_out(self, ids: Any, source: DeviceArray, shape: tuple[int, ...], stream: Any, format: Format) -> Any:  # noqa: A002
-        driver = bindings()
         handle = stream_handle(stream, (source,))
-        status = checked(driver.cuStreamIsCapturing(handle), "the stream does not tell whether it is captured")
-        if int(status):
+        if is_captured(handle):
             raise CudaError("out=None allocates, which a captured stream cannot", remedy="give an out")
         last = self.table.row_bytes if format == "raw" else self._float8_dim
         if source.torch:

@@ -166,7 +166,7 @@ def test_arrays_of_other_libraries_and_their_streams(table_of):
     ("ids", "out", "message"),
     [
         (lambda: torch.zeros(4, device="cuda"), None, "float32"),
-        (lambda: torch.zeros(4, dtype=torch.int64), None, "tensor on cpu"),
+        (lambda: torch.zeros(4, dtype=torch.int64), None, "ids on the host need an out"),
         (lambda: torch.zeros(4, dtype=torch.int64, device="cuda"), (4, 63), "has shape"),
         (lambda: torch.zeros((8, 8), dtype=torch.int64, device="cuda").t(), None, "strided"),
     ],

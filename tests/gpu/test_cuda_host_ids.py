@@ -106,6 +106,7 @@ def test_what_cannot_be_is_refused(table_of):
         cuda.gather(ids[:-1], out)
     with pytest.raises(ParameterError, match="float64"):
         cuda.gather(ids.astype(float), out)
-    graph = torch.cuda.CUDAGraph()
-    with pytest.raises(CudaError, match="cannot be captured"), torch.cuda.graph(graph):
-        cuda.gather(ids, out)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        out.fill_(1)
+        with pytest.raises(CudaError, match="cannot be captured"):
+            cuda.gather(ids, out)

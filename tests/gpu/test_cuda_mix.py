@@ -204,7 +204,7 @@ def test_threads_and_streams_share_a_table(mixed):
     assert len(wrong) == 1200
 
 
-REPLAYS = int(os.environ.get("ENGRAMDAX_REPLAYS", "20000"))
+REPLAYS = int(os.environ.get("ENGRAMDAX_REPLAYS", "100000"))
 
 
 def test_replays_are_right_while_workers_pause_at_random(mixed):
@@ -261,6 +261,96 @@ def test_a_team_that_does_not_come_costs_the_deadline(mixed):
     torch.cuda.synchronize()
     assert np.array_equal(out.cpu().numpy(), expected(rows, ids.cpu().numpy()))
     assert cuda.lane.counts()["busy_calls"] == 1
+
+
+def threads_of_the_team() -> list[int]:
+    """The workers and the poller."""
+    tasks = Path("/proc/self/task").iterdir()
+    return [int(task.name) for task in tasks if (task / "comm").read_text().startswith("engramdax")]
+
+
+STOP = """
+import ctypes, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+for thread in map(int, sys.argv[1:]):
+    for request in (0x4206, 0x4207):  # PTRACE_SEIZE, PTRACE_INTERRUPT
+        if libc.ptrace(request, thread, None, None):
+            sys.exit(f"no thread can be stopped here: {ctypes.get_errno()}")
+print("stopped", flush=True)
+sys.stdin.read()  # they go on when their tracer ends
+"""
+
+
+@pytest.mark.parametrize("which", ["one worker", "the whole team"])
+def test_stopped_threads_cost_the_deadline(mixed, which):
+    rows = rows_of(ROWS, 264)
+    on_device = torch.from_numpy(rows).cuda()
+    cuda = mixed(rows, "half")
+    core = cuda.lane.core
+    core.deadline_us, core.deadline_row = 500, 0
+    ids = torch.zeros(6144, dtype=torch.int32, device="cuda")
+    out = torch.empty((6144, 264), dtype=torch.uint8, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        cuda.gather(ids, out)
+    graph.replay()
+    torch.cuda.synchronize()
+    threads = threads_of_the_team()
+    chosen = threads[-1:] if which == "one worker" else threads
+    helper = subprocess.Popen(
+        [sys.executable, "-c", STOP, *map(str, chosen)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if helper.stdout.readline() != "stopped\n":
+        pytest.skip(helper.communicate()[1])
+    try:
+        for _ in range(50):
+            ids.random_(0, ROWS)
+            out.fill_(0xA5)
+            graph.replay()
+            assert torch.equal(out, on_device[ids.long()])
+        late = cuda.lane.counts()["late_chunks"]
+    finally:
+        helper.communicate()
+    assert late > 0 or which == "one worker"  # others may have done all of its chunks
+    for _ in range(50):
+        ids.random_(0, ROWS)
+        graph.replay()
+        assert torch.equal(out, on_device[ids.long()])
+
+
+def test_a_starved_team_costs_the_deadline(mixed):
+    """All its threads on one CPU, which two other programs use, too."""
+    rows = rows_of(ROWS, 264)
+    on_device = torch.from_numpy(rows).cuda()
+    cuda = mixed(rows, "half")
+    cuda.lane.core.deadline_us, cuda.lane.core.deadline_row = 500, 0
+    ids = torch.zeros(6144, dtype=torch.int32, device="cuda")
+    out = torch.empty((6144, 264), dtype=torch.uint8, device="cuda")
+    cuda.gather(ids, out)
+    torch.cuda.synchronize()
+    everywhere = os.sched_getaffinity(0)
+    one = {max(everywhere)}
+    spin = f"import os\nos.sched_setaffinity(0, {one})\nwhile True: pass"
+    spinners = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2)]
+    try:
+        for thread in threads_of_the_team():
+            os.sched_setaffinity(thread, one)
+        for _ in range(200):
+            ids.random_(0, ROWS)
+            out.fill_(0xA5)
+            cuda.gather(ids, out)
+            assert torch.equal(out, on_device[ids.long()])
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+            spinner.wait()
+        for thread in threads_of_the_team():
+            os.sched_setaffinity(thread, everywhere)
 
 
 def test_closing_waits_for_workers_that_are_late(mixed):

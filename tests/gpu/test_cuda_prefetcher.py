@@ -54,6 +54,7 @@ def test_a_captured_step_reads_new_ids_at_each_replay(two_layers):
     ids = torch.zeros((256, 2, 24), device="cuda", dtype=torch.int32)
     sums = torch.zeros(2, 256, device="cuda", dtype=torch.int64)
     work = torch.randn((1024, 1024), device="cuda")
+    torch.mm(work, work)  # so that its library is loaded
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         prefetcher.start(ids)
@@ -91,7 +92,7 @@ def test_tokens_are_hashed_to_the_ids_of_the_layers(pool_path, load_array):
     ids = hasher(tokens)
     prefetcher.start(torch.from_numpy(tokens).cuda())
     for layer, table in enumerate(tables):
-        assert np.array_equal(prefetcher.rows(layer).cpu().numpy(), table.gather(ids[:, layer]))
+        assert np.array_equal(prefetcher.rows(layer).cpu().numpy(), table.gather(np.ascontiguousarray(ids[:, layer])))
 
 
 def test_what_cannot_be_is_refused(two_layers):
