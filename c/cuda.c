@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "kernel.h"
 #include "lane.h"
 
 enum {
@@ -305,6 +306,8 @@ int ed_cuda_gather(const struct ed_cuda_gather *plan, const struct ed_cuda_route
         return 0;
     if (route->lane && rows >= route->lane->from_rows && rows <= route->lane->most_rows)
         return launch_mix(&p, route, rows, stream);
+    if (route->table)
+        ed_table_count(route->table, rows);
     return ed_cuda_launch(route->direct, (uint32_t)((rows + WARPS - 1) / WARPS), BLOCK, &p, stream);
 }
 

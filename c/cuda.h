@@ -9,6 +9,8 @@
 
 #include <stdint.h>
 
+struct ed_table;
+
 // Open libcuda and initialise it; NULL, or why there is none. `ED_CUDA_ABSENT` in place of a CUresult says that
 // this failed.
 const char *ed_cuda_open(void);
@@ -104,6 +106,7 @@ struct ed_cuda_lane {
 struct ed_cuda_route {
     uint64_t direct, mixed;
     struct ed_cuda_lane *lane;
+    const struct ed_table *table; // whose counter direct launches add to; NULL: none. A lane counts for itself
 };
 
 // Launch a gather: `plan` with these ids and output. Nothing is allocated and nobody waits; may be captured.

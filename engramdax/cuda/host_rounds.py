@@ -39,7 +39,7 @@ class HostRounds:
         key = int(direct.direct)
         if key not in self._routes:
             core = self.lane.core if self.lane else ffi.NULL
-            fields = {"direct": direct.direct, "mixed": direct.mixed, "lane": core}
+            fields = {"direct": direct.direct, "mixed": direct.mixed, "lane": core, "table": direct.table}
             self._routes[key] = ffi.new("struct ed_cuda_route *", fields)
         return self._routes[key]
 
@@ -81,7 +81,7 @@ class HostRounds:
     ) -> None:
         ids = DeviceMemory(rows.nbytes)
         ids.write(np.ascontiguousarray(rows))
-        direct: Any = ffi.new("struct ed_cuda_route *", {"direct": route.direct})
+        direct: Any = ffi.new("struct ed_cuda_route *", {"direct": route.direct, "table": route.table})
         result = lib.ed_cuda_gather(plan, direct, ids.address, 1, rows.shape[1], rows.shape[0], *out, stream)
         if result:
             raise self._cuda.launch_error(result)

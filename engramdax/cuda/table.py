@@ -168,7 +168,9 @@ class CudaTable:
         lane = self._lane.core if self._lane else ffi.NULL
         mixed = function(self.device, f"mixed_{name}") if self._lane else 0
         direct = function(self.device, f"gather_{name}")
-        return ffi.new("struct ed_cuda_route *", {"direct": direct, "mixed": mixed, "lane": lane})
+        return ffi.new(
+            "struct ed_cuda_route *", {"direct": direct, "mixed": mixed, "lane": lane, "table": self.table.core}
+        )
 
     def _first_mix(self, path: str) -> Mix | None:
         if self._lane is None:

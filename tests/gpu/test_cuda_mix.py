@@ -353,6 +353,20 @@ def test_a_starved_team_costs_the_deadline(mixed):
             os.sched_setaffinity(thread, everywhere)
 
 
+def test_gathers_count_among_the_rows_of_the_process(table_of):
+    from engramdax.counters import CALLS_SHIFT
+
+    table = table_of(rows_of(ROWS, 264))
+    ids = torch.zeros(1536, dtype=torch.int32, device="cuda")
+    out = torch.empty((1536, 264), dtype=torch.uint8, device="cuda")
+    for path in ("direct", "staged"):
+        cuda = table.cuda(path=path)
+        before = table.core.counter[0]
+        cuda.gather(ids, out)
+        torch.cuda.synchronize()
+        assert table.core.counter[0] - before == (1 << CALLS_SHIFT) + 1536
+
+
 def test_closing_waits_for_workers_that_are_late(mixed):
     cuda = mixed(rows_of(ROWS, 264))
     cuda.lane.core.deadline_us = 100
