@@ -69,7 +69,8 @@ class Duel:
             done = self.pool.run(host, f"{self.load(host)} --resume").succeeded()
             assert ("the load goes on" in done.out) == bool(found["unfinished"])
         after = self.pool.look(host)
-        assert (after["tables"], after["unfinished"], after["slots_agree"]) == ({"kept": 1, "new": 7}, [], True)
+        # Of a publication that the death cut in two, the second slot is written by the next writer, whoever it is.
+        assert (after["tables"], after["unfinished"]) == ({"kept": 1, "new": 7}, [])
 
     def space_is_back(self, host: Guest) -> None:
         """Remove `new` where both hosts answer: as much is free as before it was there."""
@@ -78,6 +79,7 @@ class Duel:
         assert self.pool.reclaim(host) == 0
         after = self.pool.look(host)
         assert (after["tables"], after["free"], after["retired"]) == ({"kept": 1}, self.empty["free"], 0)
+        assert after["slots_agree"]
         self.empty = after
         self.owner = host
 
