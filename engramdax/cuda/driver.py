@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from engramdax._core import ffi, lib
 from engramdax.errors import CudaError
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+NO_CONTEXT: Final = 201
+"""CUDA_ERROR_INVALID_CONTEXT: this thread has not used CUDA yet."""
 
 
 def bindings() -> ModuleType:
@@ -56,6 +59,19 @@ def checked(returned: tuple[Any, ...], what: str) -> Any:
     return values[0] if len(values) == 1 else values
 
 
+def attribute(ordinal: int, name: str) -> int:
+    """Give a device's attribute, by what follows CU_DEVICE_ATTRIBUTE_ in the driver's name for it."""
+    driver = bindings()
+    which = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return int(checked(driver.cuDeviceGetAttribute(which, ordinal), f"device {ordinal} does not tell its {name}"))
+
+
+def uuid_of(ordinal: int) -> str:
+    """Give a device's uuid, in hex."""
+    uuid = checked(bindings().cuDeviceGetUuid(ordinal), f"device {ordinal} does not tell its uuid")
+    return bytes(uuid.bytes).hex()
+
+
 class DeviceMemory:
     """Memory of a GPU, freed with this object. Offers `__cuda_array_interface__` for a view of it.
 
@@ -94,3 +110,15 @@ class DeviceMemory:
         driver = bindings()
         checked(driver.cuCtxSynchronize(), "the GPU failed")
         checked(driver.cuMemcpyDtoH(data.ctypes.data, self.address, data.nbytes), "cannot copy from the GPU")
+
+
+class PinnedMemory:
+    """Host memory that the GPU reads and writes at the same address, freed with this object."""
+
+    def __init__(self, nbytes: int) -> None:
+        driver = bindings()
+        flags = driver.CU_MEMHOSTALLOC_PORTABLE | driver.CU_MEMHOSTALLOC_DEVICEMAP
+        what = f"cannot have {nbytes} bytes of pinned memory"
+        self.address = int(checked(driver.cuMemHostAlloc(nbytes, flags), what))
+        self._finalizer = weakref.finalize(self, driver.cuMemFreeHost, self.address)
+        self._finalizer.atexit = False  # as for DeviceMemory

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from engramdax._core import ffi, lib
-from engramdax.cuda.driver import DeviceMemory, bindings, checked
+from engramdax.cuda.driver import DeviceMemory, PinnedMemory
 from engramdax.cuda.kernels import capability, function
 from engramdax.errors import CudaError, EngramdaxError, PoisonedRowsError
 
@@ -35,18 +35,6 @@ _PATIENCE_NS: Final = 1_000_000_000
 """How long a call waits for a lane in use where the pool is not registered, so that there is no other way."""
 
 
-class _PinnedMemory:
-    """Host memory that the GPU reads and writes at the same address."""
-
-    def __init__(self, nbytes: int) -> None:
-        driver = bindings()
-        flags = driver.CU_MEMHOSTALLOC_PORTABLE | driver.CU_MEMHOSTALLOC_DEVICEMAP
-        what = f"cannot have {nbytes} bytes of pinned memory"
-        self.address = int(checked(driver.cuMemHostAlloc(nbytes, flags), what))
-        self._finalizer = weakref.finalize(self, driver.cuMemFreeHost, self.address)
-        self._finalizer.atexit = False  # as for DeviceMemory
-
-
 class Lane:
     """One lane, open until `close`. `core` is its `struct ed_cuda_lane *`, whose shares may be set at any time.
 
@@ -64,7 +52,7 @@ class Lane:
         ids_at = flags_at + units * int(lib.ED_LANE_FLAG_STRIDE) * 4
         staging_at = -(-(ids_at + capacity * 4) // 4096) * 4096
         self.pinned_bytes = staging_at + units * unit_bytes
-        self._pinned = _PinnedMemory(self.pinned_bytes)
+        self._pinned = PinnedMemory(self.pinned_bytes)
         # Flags must not hold the number of a round by chance.
         ffi.memmove(ffi.cast("char *", self._pinned.address), bytes(staging_at), staging_at)
         most = MOST_ROWS if registered else capacity
