@@ -26,7 +26,8 @@ from engramdax.errors import CudaError, EngramdaxError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from engramdax.cuda.table import CudaTable, Format
+    from engramdax.cuda.formats import Format
+    from engramdax.cuda.table import CudaTable
     from engramdax.table import Table
 
 ROUNDS: Final = 500

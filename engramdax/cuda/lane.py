@@ -44,6 +44,7 @@ class Lane:
 
     def __init__(self, table: Table, device: int, *, threads: int, shared: bool, blocks: int, registered: bool) -> None:
         self.threads = threads
+        self._device, self._shared, self._blocks, self._registered = device, shared, blocks, registered
         unit, align = int(lib.ED_LANE_CHUNK_UNIT), int(lib.ED_LANE_ALIGN)
         unit_bytes = -(-unit * table.row_bytes // align) * align
         units = max(1, min(STAGING_BYTES // unit_bytes, MOST_ROWS // unit))
@@ -104,6 +105,19 @@ class Lane:
         core.most_rows = most
         core.staged_blocks, core.local_blocks = blocks, max(1, blocks // 2)
         self.core = core
+
+    def another(self) -> Lane:
+        """Open a further lane for the same table, with the deadlines that this one has now."""
+        lane = Lane(
+            self._table,
+            self._device,
+            threads=self.threads,
+            shared=self._shared,
+            blocks=self._blocks,
+            registered=self._registered,
+        )
+        lane.core.deadline_us, lane.core.deadline_row = self.core.deadline_us, self.core.deadline_row
+        return lane
 
     def error(self) -> EngramdaxError | None:
         """Give what went wrong in rounds before, and forget it; None for nothing."""

@@ -23,8 +23,10 @@ from engramdax.errors import ClosedError, ParameterError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from engramdax.cuda.formats import Format
+    from engramdax.cuda.gatherer import CudaGatherer
     from engramdax.cuda.hasher import CudaHasher
-    from engramdax.cuda.table import CudaGatherer, CudaTable, Format
+    from engramdax.cuda.table import CudaTable
 
 ID_BYTES: Final = 8
 MOST_FORMS: Final = 64
