@@ -35,6 +35,12 @@ class DeviceArray:
     device: int | None = None
     """Ordinal of the GPU, where the array tells it."""
 
+    def check_dense(self, what: str) -> None:
+        """Raise ParameterError unless the elements lie one after the other."""
+        dense = _dense(self.shape, self.itemsize)
+        if any(n > 1 and have != want for n, have, want in zip(self.shape, self.strides, dense, strict=True)):
+            raise ParameterError(f"{what} may not be strided ({self.strides} bytes)", remedy="give a contiguous array")
+
 
 def device_array(array: Any, what: str) -> DeviceArray:
     """See what an array is; ParameterError for what is none on a GPU."""
@@ -129,6 +135,7 @@ def _from_dlpack(array: Any, what: str) -> DeviceArray:
 
 
 def _dense(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Give the strides, in bytes, of an array without gaps."""
     strides = []
     for length in reversed(shape):
         strides.append(size)

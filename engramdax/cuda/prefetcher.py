@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
 from contextlib import contextmanager
@@ -225,13 +226,9 @@ class Prefetcher:
                 f"ids are {source.dtype} {source.shape}", remedy=f"give int32 or int64 {('T', *expected[1:])}"
             )
         self._check_tokens(expected[0])
-        dense = [source.itemsize]
-        for length in reversed(source.shape[1:]):
-            dense.insert(0, dense[0] * length)
-        if any(n > 1 and have != want for n, have, want in zip(source.shape, source.strides, dense, strict=True)):
-            raise ParameterError(f"ids are strided {source.strides}", remedy="make them contiguous")
+        source.check_dense("ids")
         wait_for_producers((source,), stream)
-        nbytes = dense[0] * expected[0]
+        nbytes = math.prod(source.shape) * source.itemsize
         if nbytes:
             checked(bindings().cuMemcpyDtoDAsync(buffers.ids.address, source.address, nbytes, stream), "cannot copy")
         return source.itemsize
