@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from engramdax.bench.gpu_peers import DIM, SCALES, SglangStaging, VllmLookup, dequantise, sglang_gather
+from engramdax.cuda.memory import View
 from engramdax.cuda.prefetcher import Prefetcher
 from engramdax.errors import CudaError, EngramdaxError
 
@@ -386,14 +387,4 @@ class Contest:
 
 def _tensor(torch: Any, address: int, shape: tuple[int, ...]) -> Any:
     """Give registered host memory as a tensor that kernels take."""
-
-    class Memory:
-        __cuda_array_interface__: Final = {
-            "shape": shape,
-            "typestr": "|u1",
-            "data": (address, False),  # torch takes no read-only memory
-            "strides": None,
-            "version": 3,
-        }
-
-    return torch.as_tensor(Memory(), device="cuda")
+    return torch.as_tensor(View(address, shape, "|u1"), device="cuda")

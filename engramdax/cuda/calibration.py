@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from engramdax.cuda.driver import DeviceMemory, bindings, checked, error
+from engramdax.cuda.driver import bindings, checked, error
+from engramdax.cuda.memory import DeviceMemory
 from engramdax.cuda.mix import NEVER, Mix
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from engramdax._core import lib
-from engramdax.cuda.arrays import DeviceArray, device_array, is_captured, stream_handle, wait_for_producers
+from engramdax.cuda.arrays import DeviceArray, device_array
 from engramdax.cuda.driver import error
 from engramdax.cuda.forms import Launch
+from engramdax.cuda.streams import is_captured, stream_handle, wait_for_producers
 from engramdax.errors import CudaError, EngramdaxError, ParameterError
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from engramdax._core import ffi, lib
@@ -70,55 +69,3 @@ def uuid_of(ordinal: int) -> str:
     """Give a device's uuid, in hex."""
     uuid = checked(bindings().cuDeviceGetUuid(ordinal), f"device {ordinal} does not tell its uuid")
     return bytes(uuid.bytes).hex()
-
-
-class DeviceMemory:
-    """Memory of a GPU, freed with this object. Offers `__cuda_array_interface__` for a view of it.
-
-    `shape` and `typestr` are what that view shows, by default bytes.
-    """
-
-    def __init__(self, nbytes: int, *, shape: tuple[int, ...] | None = None, typestr: str = "|u1") -> None:
-        driver = bindings()
-        self.nbytes = nbytes
-        self.address = int(checked(driver.cuMemAlloc(max(nbytes, 1)), f"cannot have {nbytes} bytes of GPU memory"))
-        self._finalizer = weakref.finalize(self, driver.cuMemFree, self.address)
-        # At exit the driver may be gone already, and the memory goes with the process.
-        self._finalizer.atexit = False
-        self._shape = (nbytes,) if shape is None else shape
-        self._typestr = typestr
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Shape, type and address, by numba's protocol, version 3."""
-        return {
-            "shape": self._shape,
-            "typestr": self._typestr,
-            "data": (self.address, False),
-            "strides": None,
-            "stream": None,
-            "version": 3,
-        }
-
-    def write(self, data: Any, *, offset: int = 0) -> None:
-        """Copy a host array to it, and wait."""
-        driver = bindings()
-        checked(driver.cuMemcpyHtoD(self.address + offset, data.ctypes.data, data.nbytes), "cannot copy to the GPU")
-
-    def read(self, data: Any) -> None:
-        """Copy from it to a host array, after everything that the GPU has to do."""
-        driver = bindings()
-        checked(driver.cuCtxSynchronize(), "the GPU failed")
-        checked(driver.cuMemcpyDtoH(data.ctypes.data, self.address, data.nbytes), "cannot copy from the GPU")
-
-
-class PinnedMemory:
-    """Host memory that the GPU reads and writes at the same address, freed with this object."""
-
-    def __init__(self, nbytes: int) -> None:
-        driver = bindings()
-        flags = driver.CU_MEMHOSTALLOC_PORTABLE | driver.CU_MEMHOSTALLOC_DEVICEMAP
-        what = f"cannot have {nbytes} bytes of pinned memory"
-        self.address = int(checked(driver.cuMemHostAlloc(nbytes, flags), what))
-        self._finalizer = weakref.finalize(self, driver.cuMemFreeHost, self.address)
-        self._finalizer.atexit = False  # as for DeviceMemory

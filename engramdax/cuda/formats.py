@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from engramdax.cuda.driver import DeviceMemory
+from engramdax.cuda.memory import DeviceMemory
 from engramdax.errors import ParameterError
 
 if TYPE_CHECKING:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engramdax._core import ffi, lib
-from engramdax.cuda.arrays import device_array, stream_handle, wait_for_producers
-from engramdax.cuda.driver import DeviceMemory, error, use
+from engramdax.cuda.arrays import device_array
+from engramdax.cuda.driver import error, use
 from engramdax.cuda.kernels import function
+from engramdax.cuda.memory import DeviceMemory
+from engramdax.cuda.streams import stream_handle, wait_for_producers
 from engramdax.errors import ParameterError
 
 if TYPE_CHECKING:

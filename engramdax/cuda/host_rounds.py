@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from engramdax._core import ffi, lib
-from engramdax.cuda.arrays import is_captured, stream_handle, wait_for_producers
 from engramdax.cuda.calls import check_ids, launch_error
-from engramdax.cuda.driver import DeviceMemory, bindings, checked, use
+from engramdax.cuda.driver import bindings, checked, use
+from engramdax.cuda.memory import DeviceMemory
 from engramdax.cuda.routes import routes
+from engramdax.cuda.streams import is_captured, stream_handle, wait_for_producers
 from engramdax.errors import CudaError, ParameterError
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from engramdax._core import ffi, lib
-from engramdax.cuda.driver import DeviceMemory, bindings, checked, error
+from engramdax.cuda.driver import bindings, checked, error
 from engramdax.cuda.kernels import function
+from engramdax.cuda.memory import DeviceMemory
 from engramdax.errors import ParameterError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from engramdax._core import ffi, lib
-from engramdax.cuda.driver import DeviceMemory, PinnedMemory
 from engramdax.cuda.kernels import capability, function
+from engramdax.cuda.memory import DeviceMemory, PinnedMemory
 from engramdax.errors import CudaError, EngramdaxError, PoisonedRowsError
 
 if TYPE_CHECKING:
@@ -29,8 +29,23 @@ EARLY_FROM: Final = (9, 0)
 """Architectures on which a kernel can begin while the one before it runs."""
 
 _LINE: Final = 128
+"""Bytes: words that the CPU writes and words that the GPU writes share no line of either."""
+
+# Pinned memory: a line each for the GPU's words, the CPU's, `failed` and `consumed`; then flags, ids and rows.
+_MESSAGE: Final = 0
+_BEGUN: Final = 8
+_FINISHED: Final = _LINE
+_FAILED: Final = 2 * _LINE
+_CONSUMED: Final = 3 * _LINE
+_FLAGS: Final = 4 * _LINE
+_PAGE: Final = 4096
+
+# Of kernels.cu: an Entry, a State with room to spare, and the places of two of its counts, in words of 32 bits.
 _ENTRY_BYTES: Final = 16
 _STATE_BYTES: Final = 128
+_LATE_CHUNKS: Final = 9
+_BUSY_CALLS: Final = 10
+
 _PATIENCE_NS: Final = 1_000_000_000
 """How long a call waits for a lane in use where the pool is not registered, so that there is no other way."""
 
@@ -49,12 +64,11 @@ class Lane:
         unit_bytes = -(-unit * table.row_bytes // align) * align
         units = max(1, min(STAGING_BYTES // unit_bytes, MOST_ROWS // unit))
         capacity = units * unit
-        flags_at = 4 * _LINE
-        ids_at = flags_at + units * int(lib.ED_LANE_FLAG_STRIDE) * 4
-        staging_at = -(-(ids_at + capacity * 4) // 4096) * 4096
+        ids_at = _FLAGS + units * int(lib.ED_LANE_FLAG_STRIDE) * 4
+        staging_at = -(-(ids_at + capacity * 4) // _PAGE) * _PAGE
         self.pinned_bytes = staging_at + units * unit_bytes
         self._pinned = PinnedMemory(self.pinned_bytes)
-        # Flags must not hold the number of a round by chance.
+        # Flags must not hold the number of a round by chance, nor the words before them.
         ffi.memmove(ffi.cast("char *", self._pinned.address), bytes(staging_at), staging_at)
         most = MOST_ROWS if registered else capacity
         self._state = DeviceMemory(_STATE_BYTES)
@@ -63,14 +77,14 @@ class Lane:
         self._staged = DeviceMemory(capacity * _ENTRY_BYTES)
         self.nbytes = self._state.nbytes + self._local.nbytes + self._staged.nbytes
         at = self._pinned.address
-        self._failed: Any = ffi.cast("volatile uint32_t *", at + 2 * _LINE)
+        self._failed: Any = ffi.cast("volatile uint32_t *", at + _FAILED)
         memory: Any = ffi.new(
             "struct ed_lane_memory *",
             {
-                "message": ffi.cast("uint64_t *", at),
-                "begun": ffi.cast("uint64_t *", at + 8),
-                "finished": ffi.cast("uint32_t *", at + _LINE),
-                "flags": ffi.cast("uint32_t *", at + flags_at),
+                "message": ffi.cast("uint64_t *", at + _MESSAGE),
+                "begun": ffi.cast("uint64_t *", at + _BEGUN),
+                "finished": ffi.cast("uint32_t *", at + _FINISHED),
+                "flags": ffi.cast("uint32_t *", at + _FLAGS),
                 "ids": ffi.cast("int32_t *", at + ids_at),
                 "staging": ffi.cast("uint8_t *", at + staging_at),
                 "rows": capacity,
@@ -91,10 +105,9 @@ class Lane:
             self._local.address,
             self._staged.address,
         )
-        core.mix.message, core.mix.begun = at, at + 8
-        core.mix.finished, core.mix.failed = at + _LINE, at + 2 * _LINE
-        core.mix.flags, core.mix.ids, core.mix.staging = at + flags_at, at + ids_at, at + staging_at
-        core.mix.consumed = at + 3 * _LINE
+        core.mix.message, core.mix.begun = at + _MESSAGE, at + _BEGUN
+        core.mix.finished, core.mix.failed, core.mix.consumed = at + _FINISHED, at + _FAILED, at + _CONSUMED
+        core.mix.flags, core.mix.ids, core.mix.staging = at + _FLAGS, at + ids_at, at + staging_at
         core.mix.capacity = self.capacity = capacity
         core.mix.patience_ns = 0 if registered else _PATIENCE_NS
         core.lane, core.threads = opened, threads
@@ -151,8 +164,8 @@ class Lane:
             "rounds": int(served.rounds),
             "rows": int(served.rows),
             "busy_ns": int(served.busy_ns),
-            "late_chunks": int(state[9]),
-            "busy_calls": int(state[10]),
+            "late_chunks": int(state[_LATE_CHUNKS]),
+            "busy_calls": int(state[_BUSY_CALLS]),
         }
 
     def disturb(self, *, one_in: int, microseconds: int) -> None:

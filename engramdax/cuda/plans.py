@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from engramdax._core import ffi
-from engramdax.cuda.driver import DeviceMemory
+from engramdax.cuda.memory import DeviceMemory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,23 +6,17 @@ from __future__ import annotations
 import math
 import sys
 import weakref
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from engramdax.cuda.arrays import (
-    DeviceArray,
-    device_array,
-    is_captured,
-    stream_handle,
-    torch_stream,
-    wait_for_producers,
-)
-from engramdax.cuda.driver import DeviceMemory, bindings, checked, use
+from engramdax.cuda.arrays import DeviceArray, device_array
+from engramdax.cuda.driver import bindings, checked, use
+from engramdax.cuda.memory import DeviceMemory, View
+from engramdax.cuda.streams import allowed_while_capturing, is_captured, stream_handle, torch_stream, wait_for_producers
 from engramdax.errors import ClosedError, ParameterError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from engramdax.cuda.formats import Format
     from engramdax.cuda.gatherer import CudaGatherer
@@ -31,20 +25,6 @@ if TYPE_CHECKING:
 
 ID_BYTES: Final = 8
 MOST_FORMS: Final = 64
-
-
-class _View:
-    """An array in memory of this object, for whoever reads `__cuda_array_interface__`."""
-
-    def __init__(self, address: int, shape: tuple[int, ...], typestr: str, strides: Any = None) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": shape,
-            "typestr": typestr,
-            "data": (address, False),
-            "strides": strides,
-            "stream": None,
-            "version": 3,
-        }
 
 
 @dataclass
@@ -202,7 +182,7 @@ class Prefetcher:
     def _next(self, *, captured: bool) -> _Buffers:
         if captured:
             if self._captured is None:
-                with _allowed_while_capturing():
+                with allowed_while_capturing():
                     self._captured = self._buffers()
             return self._captured
         self._turn ^= 1
@@ -243,7 +223,7 @@ class Prefetcher:
             raise ParameterError(
                 f"the hasher has {shape[1]} layers, the Prefetcher {len(self.tables)}", remedy="give a table for each"
             )
-        hasher(ids, _View(buffers.ids.address, shape, f"<i{size}"), stream, **options)
+        hasher(ids, View(buffers.ids.address, shape, f"<i{size}"), stream, **options)
         return size
 
     def _check_tokens(self, tokens: int) -> None:
@@ -259,17 +239,17 @@ class Prefetcher:
             place = self._layers[layer] if self._hasher else layer
             step = len(self.tables) * self.columns * itemsize
             address = buffers.ids.address + place * self.columns * itemsize
-            ids = _View(address, (tokens, self.columns), f"<i{itemsize}", (step, itemsize))
+            ids = View(address, (tokens, self.columns), f"<i{itemsize}", (step, itemsize))
             out = self._view(buffers, layer, tokens)
             known = self.tables[layer].gatherer(ids, out, int(self._side), format=self._format)
             buffers.gatherers[key] = known
         return known
 
-    def _view(self, buffers: _Buffers, layer: int, tokens: int) -> _View:
+    def _view(self, buffers: _Buffers, layer: int, tokens: int) -> View:
         shape = self._shapes[layer]
-        return _View(buffers.rows[layer].address, (tokens, *shape.shape), shape.typestr)
+        return View(buffers.rows[layer].address, (tokens, *shape.shape), shape.typestr)
 
-    def _array(self, view: _View) -> Any:
+    def _array(self, view: View) -> Any:
         torch = sys.modules.get("torch")
         if torch is None:
             return view
@@ -282,15 +262,3 @@ class Prefetcher:
         if "torch" not in sys.modules:
             raise ParameterError("stream is missing", remedy="say on which stream the rows are used")
         return torch_stream(self.device)
-
-
-@contextmanager
-def _allowed_while_capturing() -> Iterator[None]:
-    """Let this thread allocate while some stream is captured: what it allocates has no part in that."""
-    driver = bindings()
-    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    before = checked(driver.cuThreadExchangeStreamCaptureMode(relaxed), "cannot allocate while capturing")
-    try:
-        yield
-    finally:
-        driver.cuThreadExchangeStreamCaptureMode(before)

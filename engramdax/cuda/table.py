@@ -10,7 +10,7 @@ import numpy as np
 
 from engramdax._core import lib
 from engramdax.backing import parse_size
-from engramdax.cuda.arrays import on_host, stream_handle, torch_stream
+from engramdax.cuda.arrays import on_host
 from engramdax.cuda.calibration import Calibration
 from engramdax.cuda.calls import Calls, Prepared, launch_error
 from engramdax.cuda.driver import NO_CONTEXT, bindings, checked, use, uuid_of
@@ -25,6 +25,7 @@ from engramdax.cuda.paths import SM_SHARE, check_path, open_lane
 from engramdax.cuda.plans import Plans
 from engramdax.cuda.registration import Registration, register
 from engramdax.cuda.routes import routes
+from engramdax.cuda.streams import stream_handle, torch_stream
 from engramdax.errors import ClosedError, CudaError, EngramdaxError, ParameterError
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ class CudaTable:
         same bytes as another type) for format="raw", and the number of values for "bf16" and "fp16", of which
         float8 x 2**e tables have them. The last dimension is dense, those before may be strided, C by one and
         the rest as one. None: a new array, torch's if `ids` is; refused while the stream is captured.
-        stream: see `engramdax.cuda.arrays.stream_handle`; None is torch's current stream.
+        stream: see `engramdax.cuda.streams.stream_handle`; None is torch's current stream.
 
         Nothing synchronises or allocates when `out` is given. Gives `out`.
         """
