@@ -10,14 +10,22 @@ from engramdax.cuda.driver import bindings, checked
 
 
 class View:
-    """Memory at an address as an array of `__cuda_array_interface__` (numba's protocol, version 3); keeps nothing.
+    """Memory at an address as an array of `__cuda_array_interface__` (numba's protocol, version 3).
 
-    typestr: as numpy has it. strides: in bytes; None for a dense array.
+    typestr: as numpy has it. strides: in bytes; None for a dense array. keep: what owns the memory, and so lives as
+    long as whoever looks at it.
     """
 
     def __init__(
-        self, address: int, shape: tuple[int, ...], typestr: str, strides: tuple[int, ...] | None = None
+        self,
+        address: int,
+        shape: tuple[int, ...],
+        typestr: str,
+        strides: tuple[int, ...] | None = None,
+        *,
+        keep: Any = None,
     ) -> None:
+        self._keep = keep
         self.__cuda_array_interface__ = {
             "shape": shape,
             "typestr": typestr,

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 from engramdax.cuda.arrays import DeviceArray, device_array
 from engramdax.cuda.driver import bindings, checked, use
 from engramdax.cuda.memory import DeviceMemory, View
-from engramdax.cuda.streams import allowed_while_capturing, is_captured, stream_handle, torch_stream, wait_for_producers
+from engramdax.cuda.streams import (
+    Event,
+    allowed_while_capturing,
+    is_captured,
+    stream_handle,
+    torch_stream,
+    wait_for_producers,
+)
 from engramdax.errors import ClosedError, ParameterError
 
 if TYPE_CHECKING:
@@ -24,7 +31,8 @@ if TYPE_CHECKING:
     from engramdax.cuda.table import CudaTable
 
 ID_BYTES: Final = 8
-MOST_FORMS: Final = 64
+MOST_VIEWS: Final = 64
+"""And gatherers, that are kept for each buffer; a serving engine pads steps to few numbers of tokens."""
 
 
 @dataclass
@@ -33,11 +41,11 @@ class _Buffers:
 
     ids: DeviceMemory
     rows: list[DeviceMemory]
-    begun: Any
-    fetched: list[Any]
-    done: Any
-    gatherers: dict[Any, CudaGatherer]
-    views: dict[Any, Any]
+    begun: Event
+    fetched: list[Event]
+    done: Event
+    gatherers: dict[tuple[int, int, int], CudaGatherer]
+    views: dict[tuple[int, int], Any]
     tokens: int = 0
 
 
@@ -116,28 +124,30 @@ class Prefetcher:
     ) -> None:
         """Start fetching a step's rows, and return at once.
 
-        ids: int32 or int64 on the device, dense: row ids [T, layers, columns], or with a hasher token ids [T], and
-        starts, blocked and history as for `CudaHasher`. They are copied, or hashed, on `stream`, and may be changed
-        by what follows there. stream: as for `CudaTable.gather`.
+        ids: int32 or int64 on the device, dense: row ids [T, layers, columns], the layers as in `tables`, or with a
+        hasher token ids [T], and starts, blocked and history as for `CudaHasher`. They are copied, or hashed, on
+        `stream`, and may be changed by what follows there. stream: as for `CudaTable.gather`.
+        ParameterError for other ids, or more tokens than `max_tokens`; PoisonedRowsError and CudaError for rows that
+        could not be had before, as from `CudaTable.gather`.
         """
         if self.closed:
             raise ClosedError("the Prefetcher was closed")
         source = device_array(ids, "ids")
         handle = stream_handle(stream, (source,))
-        driver = bindings()
         buffers = self._next(captured=is_captured(handle))
-        if self._hasher and len(source.shape) == 1:
-            itemsize = self._hash(ids, source, buffers, handle, starts=starts, blocked=blocked, history=history)
+        if self._hasher:
+            options = {"starts": starts, "blocked": blocked, "history": history}
+            itemsize = self._hash(self._hasher, ids, source, buffers, handle, **options)
         else:
             itemsize = self._copy(source, buffers, handle)
         tokens = buffers.tokens = source.shape[0]
-        checked(driver.cuEventRecord(buffers.begun, handle), "cannot record an event")
-        checked(driver.cuStreamWaitEvent(self._side, buffers.begun, 0), "cannot wait for an event")
+        buffers.begun.record(handle)
+        buffers.begun.hold(self._side)
         for layer, fetched in enumerate(buffers.fetched):
             if tokens:
                 self._gatherer(buffers, layer, tokens, itemsize)()
-            checked(driver.cuEventRecord(fetched, self._side), "cannot record an event")
-        checked(driver.cuEventRecord(buffers.done, self._side), "cannot record an event")
+            fetched.record(self._side)
+        buffers.done.record(self._side)
         self._current = buffers
 
     def rows(self, layer: int, stream: Any = None) -> Any:
@@ -147,28 +157,23 @@ class Prefetcher:
         `__cuda_array_interface__`. stream: by default torch's current one.
         """
         buffers = self._started()
-        wait = bindings().cuStreamWaitEvent
-        checked(wait(self._consumer(stream), buffers.fetched[layer], 0), "cannot wait for an event")
+        buffers.fetched[layer].hold(self._consumer(stream))
         key = (layer, buffers.tokens)
         if key not in buffers.views:
-            if len(buffers.views) >= MOST_FORMS:
+            if len(buffers.views) >= MOST_VIEWS:
                 buffers.views.clear()
             buffers.views[key] = self._array(self._view(buffers, layer, buffers.tokens))
         return buffers.views[key]
 
     def finish(self, stream: Any = None) -> None:
         """Let `stream` wait for all layers: a captured step has to be joined before the capture ends."""
-        buffers = self._started()
-        checked(bindings().cuStreamWaitEvent(self._consumer(stream), buffers.done, 0), "cannot wait for an event")
+        self._started().done.hold(self._consumer(stream))
 
     def close(self) -> None:
         """Give memory and stream back, once the GPU has done what was started. May be called twice."""
         if not self.closed:
             self.closed = True
             checked(bindings().cuCtxSynchronize(), "the GPU failed")
-            for buffers in (*self._sets, *([self._captured] if self._captured else [])):
-                for event in (buffers.begun, buffers.done, *buffers.fetched):
-                    bindings().cuEventDestroy(event)
             self._sets, self._captured, self._current = [], None, None
             self._finalizer()
 
@@ -189,17 +194,13 @@ class Prefetcher:
         return self._sets[self._turn]
 
     def _buffers(self) -> _Buffers:
-        driver = bindings()
         ids = DeviceMemory(self.max_tokens * len(self.tables) * self.columns * ID_BYTES)
         rows = [DeviceMemory(self.max_tokens * shape.token_bytes) for shape in self._shapes]
         self.nbytes += ids.nbytes + sum(memory.nbytes for memory in rows)
-        flag = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
-        begun, done, *fetched = (
-            checked(driver.cuEventCreate(flag), "cannot make an event") for _ in range(2 + len(self.tables))
-        )
-        return _Buffers(ids, rows, begun, fetched, done, {}, {})
+        return _Buffers(ids, rows, Event(), [Event() for _ in self.tables], Event(), {}, {})
 
     def _copy(self, source: DeviceArray, buffers: _Buffers, stream: int) -> int:
+        """Copy row ids [T, layers, columns] into the buffers, and give their itemsize."""
         expected = (source.shape[0] if source.shape else 0, len(self.tables), self.columns)
         if source.dtype not in ("int32", "int64") or source.shape != expected:
             raise ParameterError(
@@ -213,9 +214,12 @@ class Prefetcher:
             checked(bindings().cuMemcpyDtoDAsync(buffers.ids.address, source.address, nbytes, stream), "cannot copy")
         return source.itemsize
 
-    def _hash(self, ids: Any, source: DeviceArray, buffers: _Buffers, stream: int, **options: Any) -> int:
-        hasher = self._hasher
-        assert hasher is not None  # noqa: S101 - the caller has looked
+    def _hash(
+        self, hasher: CudaHasher, ids: Any, source: DeviceArray, buffers: _Buffers, stream: int, **options: Any
+    ) -> int:
+        """Have the row ids of tokens made in the buffers, [T, layers of the hasher, columns]; give their itemsize."""
+        if len(source.shape) != 1:
+            raise ParameterError(f"token ids are {source.dtype} {source.shape}", remedy="give int32 or int64 [T]")
         self._check_tokens(source.shape[0])
         size = 4 if hasher.hasher.max_rows < 1 << 31 else 8
         shape = (source.shape[0], len(hasher.hasher.layout.layer_ids), self.columns)
@@ -234,7 +238,7 @@ class Prefetcher:
         key = (layer, tokens, itemsize)
         known = buffers.gatherers.get(key)
         if known is None:
-            if len(buffers.gatherers) >= MOST_FORMS:
+            if len(buffers.gatherers) >= MOST_VIEWS:
                 buffers.gatherers.clear()
             place = self._layers[layer] if self._hasher else layer
             step = len(self.tables) * self.columns * itemsize
@@ -247,7 +251,8 @@ class Prefetcher:
 
     def _view(self, buffers: _Buffers, layer: int, tokens: int) -> View:
         shape = self._shapes[layer]
-        return View(buffers.rows[layer].address, (tokens, *shape.shape), shape.typestr)
+        memory = buffers.rows[layer]
+        return View(memory.address, (tokens, *shape.shape), shape.typestr, keep=memory)
 
     def _array(self, view: View) -> Any:
         torch = sys.modules.get("torch")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -52,16 +53,29 @@ def torch_stream(device: int) -> int:
 def wait_for_producers(arrays: tuple[DeviceArray, ...], stream: int) -> None:
     """Let `stream` wait for the streams on which arrays were made, as their interface asks."""
     for array in arrays:
-        if array.producer is None or array.producer == stream:
-            continue
-        driver = bindings()
+        if array.producer is not None and array.producer != stream:
+            event = Event()
+            event.record(array.producer)
+            event.hold(stream)
+
+
+class Event:
+    """A point of a stream that others wait for. Freed with this object, which those who wait need no more."""
+
+    def __init__(self) -> None:
+        driver = self._driver = bindings()
         flag = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
-        event = checked(driver.cuEventCreate(flag), "cannot make an event")
-        try:
-            checked(driver.cuEventRecord(event, array.producer), "cannot record an event")
-            checked(driver.cuStreamWaitEvent(stream, event, 0), "cannot wait for an event")
-        finally:
-            driver.cuEventDestroy(event)
+        self._event = checked(driver.cuEventCreate(flag), "cannot make an event")
+        self._finalizer = weakref.finalize(self, driver.cuEventDestroy, self._event)
+        self._finalizer.atexit = False  # as for DeviceMemory
+
+    def record(self, stream: Any) -> None:
+        """Let it stand for all that the stream has to do so far."""
+        checked(self._driver.cuEventRecord(self._event, stream), "cannot record an event")
+
+    def hold(self, stream: Any) -> None:
+        """Let what follows on a stream wait until that is done."""
+        checked(self._driver.cuStreamWaitEvent(stream, self._event, 0), "cannot wait for an event")
 
 
 @contextmanager
