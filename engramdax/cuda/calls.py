@@ -133,13 +133,15 @@ def _collapse(shape: tuple[int, ...], strides: tuple[int, ...], what: str) -> tu
 
 def _ids_strides(ids: DeviceArray, columns: Columns) -> tuple[int, int]:
     """Give outer, and the elements from one outer to the next."""
+    if 0 in ids.shape:  # strides of nothing mean nothing
+        return 0, 0
     shape, strides = ids.shape, ids.strides
     if columns.apart and shape:
         if strides[-1] != ids.itemsize and shape[-1] > 1:
             raise ParameterError(f"the last dimension of ids is strided ({strides[-1]} bytes)")
         shape, strides = shape[:-1], strides[:-1]
     outer, stride = _collapse(shape, strides, "ids")
-    return (0 if 0 in ids.shape else outer), stride // ids.itemsize
+    return outer, stride // ids.itemsize
 
 
 def _check_rows(out: DeviceArray, shape: tuple[int, ...], row_bytes: int, format: Format) -> None:  # noqa: A002
@@ -149,12 +151,14 @@ def _check_rows(out: DeviceArray, shape: tuple[int, ...], row_bytes: int, format
     last = row_bytes // out.itemsize
     if out.shape != (*shape, last) or row_bytes % out.itemsize:
         raise ParameterError(f"out has shape {out.shape}", remedy=f"give {(*shape, last)}")
-    if out.strides[-1] != out.itemsize and last > 1:
+    if out.strides[-1] != out.itemsize and last > 1 and 0 not in shape:
         raise ParameterError(f"the last dimension of out is strided ({out.strides[-1]} bytes)")
 
 
 def _out_strides(out: DeviceArray, columns: Columns) -> tuple[int, int]:
     """Give the bytes from outer to outer and from column to column."""
+    if 0 in out.shape:
+        return 0, 0
     if columns.apart:
         _, stride = _collapse(out.shape[:-2], out.strides[:-2], "out")
         return stride, out.strides[-2]
