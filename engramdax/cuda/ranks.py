@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import threading
 from pathlib import Path
 from typing import Final
 
@@ -20,30 +19,22 @@ from engramdax.errors import BackingError
 from engramdax.host import make_dir, run_dir
 
 RANKS: Final = 256
-"""Bytes of the file, and so the most processes that are counted; a machine has fewer GPUs."""
+"""Bytes of the file, and so most processes that are counted."""
 
 MPS_PIPES: Final = Path("/tmp/nvidia-mps")  # noqa: S108 - where NVIDIA's daemon has them by default
 
 _files: dict[str, int | None] = {}
-_counted: set[int] = set()  # the process, once it has its byte; a forked child has none of its parent's locks
-_mutex = threading.Lock()
 
 
 def join() -> bool:
-    """Be counted among the processes of this host that have lanes; False where that cannot be.
-
-    May be called again, and by several threads: a process is counted once.
-    """
-    with _mutex:
-        if os.getpid() in _counted:
-            return True
-        fd = _open("ranks")
-        if fd is None or not any(_lock(fd, byte) for byte in range(RANKS)):
-            return False
-        _counted.clear()
-        _counted.add(os.getpid())
+    """Be counted among the processes of this host that have lanes; False where that cannot be. May be called again."""
+    fd = _open("ranks")
+    if fd is None:
+        return False
+    if any(_lock(fd, byte) for byte in range(RANKS)):
         lib.ed_lanes_share(fd, RANKS)
         return True
+    return False
 
 
 def have_gpu(uuid: str) -> bool:
@@ -53,9 +44,8 @@ def have_gpu(uuid: str) -> bool:
     """
     if "CUDA_MPS_PIPE_DIRECTORY" in os.environ or MPS_PIPES.exists():
         return True
-    with _mutex:
-        fd = _open(f"gpu-{uuid}")
-        return fd is None or _lock(fd, 0)
+    fd = _open(f"gpu-{uuid}")
+    return fd is None or _lock(fd, 0)
 
 
 def _open(name: str) -> int | None:
