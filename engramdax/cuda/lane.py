@@ -54,7 +54,9 @@ class Lane:
     """One lane, open until `close`. `core` is its `struct ed_cuda_lane *`, whose shares may be set at any time.
 
     nbytes: GPU memory that it takes; pinned_bytes: host memory. capacity: rows of a round.
-    threads: of the CPU, the poller included; shared: fewer where other processes have lanes, too.
+    threads: of the CPU, the poller included; shared: fewer where other processes have lanes, too. blocks: of the
+    GPU, that may wait for the CPU. registered: whether the GPU can read the pool by itself, as it then does where the
+    CPU is late or the lane in use. EngramdaxError where the process has ED_LANES lanes already.
     """
 
     def __init__(self, table: Table, device: int, *, threads: int, shared: bool, blocks: int, registered: bool) -> None:

@@ -125,8 +125,8 @@ class CudaTable:
     def calibrate(self) -> Mix:
         """Measure anew which share of a gather is best read which way, and keep it; takes a second or two.
 
-        What others do on the machine meanwhile is measured, too. ParameterError with path="direct", where nothing
-        is mixed.
+        What others do on the machine meanwhile is measured, too; calls of other threads go by whatever mix is being
+        tried. ParameterError where nothing is mixed: with path="direct", and for a pool that is not registered.
         """
         if self._lane is None or self._registration is None:
             raise ParameterError("rows of this CudaTable come on one way alone", remedy="say path='auto' or 'mix'")
@@ -152,7 +152,8 @@ class CudaTable:
     def check(self) -> None:
         """Raise what went wrong in gathers before, once: PoisonedRowsError, or CudaError for rows that never came.
 
-        The next gather raises it, too. Rows of such gathers are zeros; see docs/gpu.md.
+        The next gather that is mixed raises it in its place. Rows of such gathers are zeros; see docs/gpu.md. Waits
+        for nothing: synchronise first to hear of all that was launched.
         """
         for lane in (self._lane, self._host.lane if self._host else None):
             if lane and (found := lane.error()):
@@ -179,7 +180,10 @@ class CudaTable:
         the rest as one. None: a new array, torch's if `ids` is; refused while the stream is captured.
         stream: see `engramdax.cuda.streams.stream_handle`; None is torch's current stream.
 
-        Nothing synchronises or allocates when `out` is given. Gives `out`.
+        Nothing synchronises or allocates when `out` is given and ids are on the device. Gives `out`.
+
+        ParameterError for arrays, a format or a stream that do not do; ClosedError after `close`; CudaError for a
+        launch that the driver refuses. A call that is mixed raises what `check` would, and launches nothing then.
         """
         key = None if out is None else form_key(ids, out, format, per_head)
         known = self._forms.get(key)
