@@ -21,6 +21,7 @@ enum {
     BLOCK = 256,
     WARPS = BLOCK / 32,
     HASH_BLOCKS = 4096,
+    // As in kernels.cu.
     MIX_BLOCK = 1024,
     MIX_WARPS = MIX_BLOCK / 32,
     POST_AT_ONCE = 4, // ids of a thread
@@ -207,6 +208,7 @@ static uint32_t chunk_rows(const struct ed_cuda_lane *lane, uint64_t rows, uint6
     return (uint32_t)(units == 0 ? 1 : units < ED_LANE_MOST_UNITS ? units : ED_LANE_MOST_UNITS) * ED_LANE_CHUNK_UNIT;
 }
 
+// Let the lane know of a launch before it is made. One that is captured will come again, at times that nobody tells.
 static void tell_lane(struct ed_cuda_lane *lane, uint64_t token, uint64_t stream)
 {
     int capturing = 0;

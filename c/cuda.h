@@ -16,9 +16,10 @@ struct ed_table;
 const char *ed_cuda_open(void);
 
 enum {
+    // Beside CUresults, which end at 999.
     ED_CUDA_ABSENT = 10000,
-    ED_CUDA_BUSY = 10002,    // the lane has a round in flight (ed_cuda_gather_host)
     ED_CUDA_TROUBLE = 10001, // a lane has something to tell of launches before (ed_cuda_gather)
+    ED_CUDA_BUSY = 10002,    // the lane has a round in flight (ed_cuda_gather_host)
 };
 
 // The driver's name and text for a CUresult.
@@ -77,6 +78,7 @@ struct ed_cuda_hash {
     uint32_t layers, heads, heads_per_order, max_ngram;
 };
 
+// What the kernels of a mix are given besides; kernels.cu says what it means. Addresses are as the GPU sees them.
 struct ed_cuda_mix {
     uint64_t state, local, staged;
     uint64_t ids, message, begun, flags, finished, staging, failed;
@@ -91,15 +93,15 @@ struct ed_cuda_mix {
 struct ed_cuda_lane {
     struct ed_cuda_mix mix; // addresses, capacity, patience and shares; the rest is of a launch
     struct ed_lane *lane;
-    uint64_t take, post_few, post_many; // kernels
-    uint32_t from_rows, most_rows;      // calls of fewer or more rows are direct; most_rows is fixed
-    uint32_t staged_blocks, local_blocks;
-    uint32_t threads;      // of the CPU; fixed
-    uint32_t deadline_us;  // for the chunks of a call, and
-    uint32_t deadline_row; // ns more for each of its rows
-    int early;             // whether kernels may be started while those that they wait for run: from sm_90 on
-    int keeps_awake;
-    uint64_t token; // of the last launch
+    uint64_t take, post_few, post_many;   // kernels; fixed
+    uint32_t from_rows, most_rows;        // calls of fewer or more rows are direct; most_rows is fixed
+    uint32_t staged_blocks, local_blocks; // of the kernel that copies: most that wait for the CPU, and most others
+    uint32_t threads;                     // of the CPU; fixed
+    uint32_t deadline_us;                 // for the chunks of a call, and
+    uint32_t deadline_row;                // ns more for each of its rows
+    int early;       // whether kernels may be started while those that they wait for run: from sm_90 on
+    int keeps_awake; // whether a launch was captured, and the lane told so
+    uint64_t token;  // of the last launch; of a lane for ids of the host, its sequence number
 };
 
 // The kernels for rows of one form, and the lane where there is one.

@@ -336,14 +336,16 @@ class Table:
         hot: budget for hot rows in GPU memory, in bytes or as "2GiB", everything they take included; None: none.
         path: "direct" reads the registered pool by the GPU alone, for hot rows their copies; "staged" has the CPU
         team fetch all rows that are not hot, also of a pool that cannot be registered; "mix" shares them out; "auto"
-        does so for tables of 4 GiB and more, by shares that it measures at first need (see `CudaTable.calibrate`).
-        threads: of the CPU for that, by default three quarters of the cores the process may use. sm_share: the part
-        of the GPU whose blocks may wait for the CPU.
-        heads: (first, count), the rank's part of the ids' last dimension, of which
-        padded_heads (default: count) come out, the last ones zeros. rows: (low, high), the rank's part of the
-        table; ids outside give rows of zeros. progress: called with bytes registered.
+        does so for tables of 4 GiB and more, by shares that it measures at first need (see `CudaTable.calibrate`),
+        unless there are fewer than 4 threads or another process has the GPU's lanes.
+        threads: of the CPU for that, by default three quarters of the cores that the process may use, divided among
+        the processes that have lanes. sm_share: the part of the GPU whose blocks may wait for the CPU.
+        heads: (first, count), the rank's part of the ids' last dimension, of which padded_heads (default: count)
+        come out, the last ones zeros. rows: (low, high), the rank's part of the table; ids outside give rows of
+        zeros. progress: called with bytes registered, from another thread.
 
-        Raises CudaError, which says what is missing: package, driver, device, memory that can be registered.
+        Raises CudaError, which says what is missing: package, driver, device, memory that can be registered;
+        ParameterError for a choice that the table does not have.
         """
         from engramdax.cuda.table import CudaTable  # noqa: PLC0415  # optional
 

@@ -12,81 +12,41 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from engramdax.bench.gpu_peers import DIM, SCALES, SglangStaging, VllmLookup, dequantise, sglang_gather
+from engramdax.bench.gpu_host_peers import HostPeers
+from engramdax.bench.gpu_outcome import Series, Step
+from engramdax.bench.gpu_peers import DIM, SCALES, VllmLookup, sglang_gather
+from engramdax.cuda.memory import View
 from engramdax.cuda.prefetcher import Prefetcher
 from engramdax.errors import CudaError, EngramdaxError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from engramdax.cuda.table import CudaTable, Format
+    from engramdax.cuda.formats import Format
+    from engramdax.cuda.table import CudaTable
     from engramdax.table import Table
 
 ROUNDS: Final = 500
-LARGE_ROUNDS: Final = 60
 LARGE_TOKENS: Final = 4096
-STAGING_TOKENS: Final = 2048
-MEMCPY_ROWS: Final = 384
-BUSY_CYCLES: Final = 300_000
+LARGE_ROUNDS: Final = 60
+"""From LARGE_TOKENS tokens on."""
+
 WARM: Final = 10
+"""Rounds that are not counted."""
+
+BUSY_CYCLES: Final = 300_000
+"""That the device spins for while the host launches what is timed."""
+
+STEP_TOKENS: Final = (64, 256, 1024)
+STEP_ROUNDS: Final = 60
 MATRIX: Final = 4096
 PRODUCTS: Final = 8
-STEP_ROUNDS: Final = 60
-STEP_TOKENS: Final = (64, 256, 1024)
-
-
-@dataclass
-class Series:
-    """One contender at one number of tokens; microseconds on the device and, of the call itself, on the host."""
-
-    contender: str
-    tokens: int
-    device_us: list[float] = field(default_factory=list)
-    host_us: list[float] = field(default_factory=list)
-    wall: bool = False
-    """Times are of the host's clock, since part of the work is the host's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Medians in microseconds: products of matrices, a Prefetcher's gathers for two layers, and both together."""
-
-    tokens: int
-    work_us: float
-    gathers_us: float
-    both_us: float
-
-    @property
-    def growth(self) -> float:
-        """How much longer the work takes with the gathers beside it, as a share of what they take alone."""
-        return (self.both_us - self.work_us) / self.gathers_us
-
-
-@dataclass
-class Outcome:
-    """All series, what could not be measured and why, and what the GPU is."""
-
-    series: list[Series]
-    heads: int
-    absent: dict[str, str]
-    gpu: str
-    registration_s: float
-    hot_rows: int
-    hot_bytes: int
-    hot_share: dict[int, float]
-    mix: dict[str, Any]
-    """The shares that were measured, by contender."""
-
-    steps: list[Step]
-    cores_burnt: dict[int, float]
-    """CPU time of the team and the poller, over the time of the rounds, by tokens."""
+"""Of matrices of MATRIX rows: the work of a step beside which rows are fetched."""
 
 
 def team_seconds() -> float:
@@ -130,6 +90,7 @@ class Contest:
         self.heads = heads
         self.cores_burnt: dict[int, float] = {}
         self._float8 = table.row_bytes == DIM + SCALES
+        self.on_host = HostPeers(self.torch, table, draw, heads=heads, device_ptr=self.direct.device_ptr)
         # Both engines' kernels know float8 rows alone.
         self._sglang = self._peer("sglang", lambda: sglang_gather(peers)) if self._float8 else None
         self._vllm = self._peer("vllm", lambda: VllmLookup(peers)) if self._float8 else None
@@ -146,15 +107,6 @@ class Contest:
         self.mixed = self.table.cuda()
         self.hot_mixed = self.table.cuda(hot=self._hot_budget) if self._hot_budget else None
 
-    def run_on_the_host(self, tokens: int, rounds: int) -> list[Series]:
-        """Measure those who work on the host, and so by its clock, at one number of tokens."""
-        found = [self._index_select(tokens, max(5, rounds // 10))]
-        if self._float8 and tokens >= STAGING_TOKENS:
-            found.append(self._staging(tokens, max(5, rounds // 10)))
-        if tokens * self.heads <= MEMCPY_ROWS:
-            found.append(self._copies(tokens, min(rounds, 50)))
-        return found
-
     def run(self, tokens: int, rounds: int) -> list[Series]:
         """Measure those who work on the device at one number of tokens."""
         torch = self.torch
@@ -169,19 +121,25 @@ class Contest:
             for (name, call), (begin, end) in zip(calls.items(), events, strict=True):
                 ids.copy_(self._draw(tokens))
                 wide.copy_(ids.view(-1))
-                torch.cuda.synchronize()
-                torch.cuda._sleep(BUSY_CYCLES)  # noqa: SLF001 - what torch's own benchmarks use
-                begin.record()
-                start = time.perf_counter_ns()
-                call()
-                host = time.perf_counter_ns() - start
-                end.record()
-                torch.cuda.synchronize()
+                device, host = self._timed(call, begin, end)
                 if round_ >= 0:
-                    series[name].device_us.append(begin.elapsed_time(end) * 1e3)
-                    series[name].host_us.append(host / 1e3)
+                    series[name].device_us.append(device)
+                    series[name].host_us.append(host)
         self.cores_burnt[tokens] = (team_seconds() - burnt) / (time.perf_counter() - started)
         return list(series.values())
+
+    def _timed(self, call: Callable[[], Any], begin: Any, end: Any) -> tuple[float, float]:
+        """Give the microseconds of a call on the device, and those that it took to launch."""
+        cuda = self.torch.cuda
+        cuda.synchronize()
+        cuda._sleep(BUSY_CYCLES)  # noqa: SLF001 - what torch's own benchmarks use
+        begin.record()
+        start = time.perf_counter_ns()
+        call()
+        host = time.perf_counter_ns() - start
+        end.record()
+        cuda.synchronize()
+        return begin.elapsed_time(end) * 1e3, host / 1e3
 
     def _ours(self, ids: Any, out: Any, form: Format) -> dict[str, Callable[[], Any]]:
         torch, direct, hot = self.torch, self.direct, self.hot
@@ -262,85 +220,12 @@ class Contest:
         for round_ in range(-WARM, rounds):
             for name, call in calls.items():
                 ids.view(2, tokens, self.heads).copy_(self._draw(2 * tokens).view(2, tokens, self.heads))
-                torch.cuda.synchronize()
-                torch.cuda._sleep(BUSY_CYCLES)  # noqa: SLF001
-                begin.record()
-                call()
-                end.record()
-                torch.cuda.synchronize()
+                device, _ = self._timed(call, begin, end)
                 if round_ >= 0:
-                    times[name].append(begin.elapsed_time(end) * 1e3)
+                    times[name].append(device)
         prefetcher.close()
         median = {name: float(np.median(found)) for name, found in times.items()}
         return Step(tokens, median["work"], median["gathers"], median["both"])
-
-    def _index_select(self, tokens: int, rounds: int) -> Series:
-        """torch.index_select of whole rows into a pinned buffer, a copy to the GPU, and dequantising there.
-
-        The ids come from the device, as they do for everybody else: a copy to the host and a wait.
-        """
-        torch = self.torch
-        rows = self._pool_tensor().view(-1, self.table.row_bytes)
-        staging = torch.empty((tokens * self.heads, self.table.row_bytes), dtype=torch.uint8, pin_memory=True)
-        packed = torch.empty(staging.shape, dtype=torch.uint8, device="cuda")
-        out = torch.empty((packed.shape[0], DIM), dtype=torch.bfloat16, device="cuda")
-
-        def call(ids: Any) -> None:
-            torch.index_select(rows, 0, ids.cpu(), out=staging)
-            packed.copy_(staging, non_blocking=True)
-            if self._float8:
-                dequantise(torch, packed[:, :DIM], packed[:, DIM:], out)
-
-        return self._walled("torch index_select, copy", tokens, rounds, call, ids_on_host=False)
-
-    def _walled(
-        self, name: str, tokens: int, rounds: int, call: Callable[[Any], None], *, ids_on_host: bool = True
-    ) -> Series:
-        """Time calls by the host's clock, from ids to rows on the GPU."""
-        torch = self.torch
-        series = Series(name, tokens, wall=True)
-        for round_ in range(-2, rounds):
-            ids = self._draw(tokens).view(-1).long()
-            ids = ids.cpu() if ids_on_host else ids
-            torch.cuda.synchronize()
-            start = time.perf_counter_ns()
-            call(ids)
-            torch.cuda.synchronize()
-            if round_ >= 0:
-                series.device_us.append((time.perf_counter_ns() - start) / 1e3)
-        return series
-
-    def _staging(self, tokens: int, rounds: int) -> Series:
-        torch = self.torch
-        whole = self._pool_tensor()
-        values = whole[: self.table.rows * DIM].view(-1, DIM)
-        scales = whole[self.table.rows * DIM :].view(-1, SCALES)
-        stage = SglangStaging(torch, values, scales)
-        out = torch.empty((tokens * self.heads, DIM), dtype=torch.bfloat16, device="cuda")
-        return self._walled("sglang host staging", tokens, rounds, lambda ids: stage(ids, out))
-
-    def _copies(self, tokens: int, rounds: int) -> Series:
-        """One cudaMemcpyAsync per row, into a buffer of packed rows."""
-        torch = self.torch
-        from cuda.bindings import driver  # noqa: PLC0415  # optional
-
-        width, base = self.table.row_bytes, self.direct.device_ptr
-        out = torch.empty((tokens * self.heads, width), dtype=torch.uint8, device="cuda")
-        stream, to = torch.cuda.current_stream().cuda_stream, out.data_ptr()
-
-        def call(ids: Any) -> None:
-            for i, row in enumerate(ids.tolist()):
-                driver.cuMemcpyHtoDAsync(to + i * width, base + row * width, width, stream)
-
-        return self._walled("a copy per row", tokens, rounds, call)
-
-    def _pool_tensor(self) -> Any:
-        """Give the table's bytes as a tensor on the host."""
-        entry = self.table.entry
-        view = np.frombuffer(self.table.attachment.mapping.view(entry.extent.offset, entry.bytes), np.uint8)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it is read-only: nobody writes to it
-            return self.torch.from_numpy(view)
 
     def seams(self) -> int:
         """Give how many bytes of rows around the seams of the registration, and of random rows, are wrong."""
@@ -385,14 +270,4 @@ class Contest:
 
 def _tensor(torch: Any, address: int, shape: tuple[int, ...]) -> Any:
     """Give registered host memory as a tensor that kernels take."""
-
-    class Memory:
-        __cuda_array_interface__: Final = {
-            "shape": shape,
-            "typestr": "|u1",
-            "data": (address, False),  # torch takes no read-only memory
-            "strides": None,
-            "version": 3,
-        }
-
-    return torch.as_tensor(Memory(), device="cuda")
+    return torch.as_tensor(View(address, shape, "|u1"), device="cuda")

@@ -17,10 +17,9 @@ from engramdax.bench.gpu import (
     STEP_TOKENS,
     WARM,
     Contest,
-    Outcome,
-    Series,
     torch_module,
 )
+from engramdax.bench.gpu_outcome import Outcome, Series
 from engramdax.bench.pattern import PatternSource
 from engramdax.bench.scratch import TABLE, scratch_pool
 from engramdax.errors import CudaError, ParameterError
@@ -123,7 +122,7 @@ def hold(plan: Plan, progress: Callable[[str], None]) -> Outcome:
         on_the_host = {}
         for tokens in plan.tokens:
             progress(f"{tokens} tokens, peers on the host")
-            on_the_host[tokens] = contest.run_on_the_host(tokens, rounds[tokens])
+            on_the_host[tokens] = contest.on_host.run(tokens, rounds[tokens])
         progress("measuring the shares of the mix")
         contest.open_lanes()
         series: list[Series] = []

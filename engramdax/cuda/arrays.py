@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from engramdax.cuda.driver import bindings, checked
 from engramdax.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -34,6 +32,12 @@ class DeviceArray:
     torch: bool = False
     device: int | None = None
     """Ordinal of the GPU, where the array tells it."""
+
+    def check_dense(self, what: str) -> None:
+        """Raise ParameterError unless the elements lie one after the other."""
+        dense = _dense(self.shape, self.itemsize)
+        if any(n > 1 and have != want for n, have, want in zip(self.shape, self.strides, dense, strict=True)):
+            raise ParameterError(f"{what} may not be strided ({self.strides} bytes)", remedy="give a contiguous array")
 
 
 def device_array(array: Any, what: str) -> DeviceArray:
@@ -129,56 +133,9 @@ def _from_dlpack(array: Any, what: str) -> DeviceArray:
 
 
 def _dense(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Give the strides, in bytes, of an array without gaps."""
     strides = []
     for length in reversed(shape):
         strides.append(size)
         size *= length
     return tuple(reversed(strides))
-
-
-def stream_handle(stream: Any, arrays: tuple[DeviceArray, ...]) -> int:
-    """Give the CUstream that a call goes to; None is torch's current one when the arrays are torch's.
-
-    Takes an integer handle, torch's Stream, or anything with `__cuda_stream__`. Never the legacy stream unless it
-    is asked for by its number.
-    """
-    if stream is None:
-        if not all(array.torch for array in arrays):
-            raise ParameterError("stream is missing", remedy="say on which stream the arrays are used")
-        return torch_stream(arrays[0].device or 0)
-    if isinstance(stream, int):
-        return stream
-    for name in ("cuda_stream", "__cuda_stream__"):
-        value = getattr(stream, name, None)
-        value = value() if callable(value) else value
-        if value is not None:
-            return int(value[1] if isinstance(value, tuple) else value)
-    raise ParameterError(f"stream is a {type(stream).__name__}", remedy="give a CUstream's number or a Stream object")
-
-
-def is_captured(stream: int) -> bool:
-    """Tell whether a stream is being captured into a graph."""
-    return bool(int(checked(bindings().cuStreamIsCapturing(stream), "the stream does not tell whether it is captured")))
-
-
-def torch_stream(device: int) -> int:
-    """Give torch's current stream on a device."""
-    torch = sys.modules["torch"]
-    # What torch's own compiler calls; the public way makes an object of Python's for each call.
-    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001
-    return int(raw(device) if raw else torch.cuda.current_stream(device).cuda_stream)
-
-
-def wait_for_producers(arrays: tuple[DeviceArray, ...], stream: int) -> None:
-    """Let `stream` wait for the streams on which arrays were made, as their interface asks."""
-    for array in arrays:
-        if array.producer is None or array.producer == stream:
-            continue
-        driver = bindings()
-        flag = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
-        event = checked(driver.cuEventCreate(flag), "cannot make an event")
-        try:
-            checked(driver.cuEventRecord(event, array.producer), "cannot record an event")
-            checked(driver.cuStreamWaitEvent(stream, event, 0), "cannot wait for an event")
-        finally:
-            driver.cuEventDestroy(event)

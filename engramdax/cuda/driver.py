@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from engramdax._core import ffi, lib
 from engramdax.errors import CudaError
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+NO_CONTEXT: Final = 201
+"""CUDA_ERROR_INVALID_CONTEXT: this thread has not used CUDA yet."""
 
 
 def bindings() -> ModuleType:
@@ -56,41 +58,14 @@ def checked(returned: tuple[Any, ...], what: str) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-class DeviceMemory:
-    """Memory of a GPU, freed with this object. Offers `__cuda_array_interface__` for a view of it.
+def attribute(ordinal: int, name: str) -> int:
+    """Give a device's attribute, by what follows CU_DEVICE_ATTRIBUTE_ in the driver's name for it."""
+    driver = bindings()
+    which = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return int(checked(driver.cuDeviceGetAttribute(which, ordinal), f"device {ordinal} does not tell its {name}"))
 
-    `shape` and `typestr` are what that view shows, by default bytes.
-    """
 
-    def __init__(self, nbytes: int, *, shape: tuple[int, ...] | None = None, typestr: str = "|u1") -> None:
-        driver = bindings()
-        self.nbytes = nbytes
-        self.address = int(checked(driver.cuMemAlloc(max(nbytes, 1)), f"cannot have {nbytes} bytes of GPU memory"))
-        self._finalizer = weakref.finalize(self, driver.cuMemFree, self.address)
-        # At exit the driver may be gone already, and the memory goes with the process.
-        self._finalizer.atexit = False
-        self._shape = (nbytes,) if shape is None else shape
-        self._typestr = typestr
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Shape, type and address, by numba's protocol, version 3."""
-        return {
-            "shape": self._shape,
-            "typestr": self._typestr,
-            "data": (self.address, False),
-            "strides": None,
-            "stream": None,
-            "version": 3,
-        }
-
-    def write(self, data: Any, *, offset: int = 0) -> None:
-        """Copy a host array to it, and wait."""
-        driver = bindings()
-        checked(driver.cuMemcpyHtoD(self.address + offset, data.ctypes.data, data.nbytes), "cannot copy to the GPU")
-
-    def read(self, data: Any) -> None:
-        """Copy from it to a host array, after everything that the GPU has to do."""
-        driver = bindings()
-        checked(driver.cuCtxSynchronize(), "the GPU failed")
-        checked(driver.cuMemcpyDtoH(data.ctypes.data, self.address, data.nbytes), "cannot copy from the GPU")
+def uuid_of(ordinal: int) -> str:
+    """Give a device's uuid, in hex."""
+    uuid = checked(bindings().cuDeviceGetUuid(ordinal), f"device {ordinal} does not tell its uuid")
+    return bytes(uuid.bytes).hex()

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engramdax._core import ffi, lib
-from engramdax.cuda.arrays import device_array, stream_handle, wait_for_producers
-from engramdax.cuda.driver import DeviceMemory, error, use
+from engramdax.cuda.arrays import device_array
+from engramdax.cuda.driver import error, use
 from engramdax.cuda.kernels import function
+from engramdax.cuda.memory import DeviceMemory
+from engramdax.cuda.streams import stream_handle, wait_for_producers
 from engramdax.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -77,26 +79,26 @@ class CudaHasher:
         if target.itemsize == 4 and self.hasher.max_rows >= 1 << 31:
             raise ParameterError(f"row ids up to {self.hasher.max_rows} are beyond int32", remedy="give int64")
         batch: Any = ffi.new("struct ed_cuda_hash *", self._plan[0])
-        arrays = [tokens, target]
+        arrays = {"token_ids": tokens, "out": target}
         batch.sequences = 1
         if starts is not None:
             bounds = _of(starts, "starts", ("int64",), None)
             batch.starts, batch.sequences = bounds.address, bounds.shape[0] - 1
-            arrays.append(bounds)
+            arrays["starts"] = bounds
         if blocked is not None:
             stops = _of(blocked, "blocked", ("bool", "uint8"), (count,))
             batch.blocked = stops.address
-            arrays.append(stops)
+            arrays["blocked"] = stops
         if history is not None:
             before = _of(history, "history", ("int64",), (int(batch.sequences), int(self._plan.max_ngram) - 1))
             batch.history = before.address
-            arrays.append(before)
-        for array, what in zip(arrays, ("token_ids", "out", "starts", "blocked", "history"), strict=False):
-            _check_dense(array, what)
+            arrays["history"] = before
+        for what, array in arrays.items():
+            array.check_dense(what)
         batch.tokens, batch.count, batch.tokens_64 = tokens.address, count, tokens.itemsize == 8
         batch.out, batch.out_64 = target.address, target.itemsize == 8
-        handle = stream_handle(stream, tuple(arrays))
-        wait_for_producers(tuple(arrays), handle)
+        handle = stream_handle(stream, tuple(arrays.values()))
+        wait_for_producers(tuple(arrays.values()), handle)
         if result := lib.ed_cuda_hash(batch, self._function, handle):
             raise error(result, "the hash cannot be launched")
         return out
@@ -113,11 +115,3 @@ def _of(array: Any, what: str, dtypes: tuple[str, ...], shape: tuple[int, ...] |
     if seen.dtype not in dtypes or (len(seen.shape) != 1 if shape is None else seen.shape != shape):
         raise ParameterError(f"{what} is {seen.dtype} {seen.shape}", remedy=f"give {dtypes[0]} {shape or '[B + 1]'}")
     return seen
-
-
-def _check_dense(array: DeviceArray, what: str) -> None:
-    expected = array.itemsize
-    for length, stride in zip(reversed(array.shape), reversed(array.strides), strict=True):
-        if length > 1 and stride != expected:
-            raise ParameterError(f"{what} is not contiguous", remedy="make it contiguous")
-        expected *= length

@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from engramdax._core import ffi, lib
-from engramdax.cuda.driver import DeviceMemory, bindings, checked, use
-from engramdax.errors import CudaError
+from engramdax.cuda.calls import check_ids, launch_error
+from engramdax.cuda.driver import bindings, checked, use
+from engramdax.cuda.memory import DeviceMemory
+from engramdax.cuda.routes import routes
+from engramdax.cuda.streams import is_captured, stream_handle, wait_for_producers
+from engramdax.errors import CudaError, ParameterError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from engramdax.cuda.calls import Calls
+    from engramdax.cuda.formats import Format
     from engramdax.cuda.lane import Lane
-    from engramdax.cuda.table import CudaTable
 
 TURN_SECONDS: Final = 1.0
 """How long a call waits for the one before; then the GPU reads the rows itself, where it can."""
@@ -26,29 +31,43 @@ _NAP_SECONDS: Final = 20e-6
 
 
 class HostRounds:
-    """The lane of a CudaTable for such gathers; `lane` is None where rows have to be read directly."""
+    """Such gathers of one CudaTable, one at a time. `lane` serves them alone; None where rows are read directly.
 
-    def __init__(self, cuda: CudaTable, lane: Lane | None) -> None:
-        self._cuda = cuda
+    Several threads may call it at once, and take turns.
+    """
+
+    def __init__(self, calls: Calls, lane: Lane | None) -> None:
+        self._calls = calls
         self.lane = lane
         self._turn = threading.Lock()
-        self._routes: dict[int, Any] = {}
+        self._routes = routes(calls.table, calls.device, calls.formats, lane)
 
-    def route(self, direct: Any) -> Any:
-        """Give the route of a form through this lane, in place of that for ids on the device."""
-        key = int(direct.direct)
-        if key not in self._routes:
-            core = self.lane.core if self.lane else ffi.NULL
-            fields = {"direct": direct.direct, "mixed": direct.mixed, "lane": core, "table": direct.table}
-            self._routes[key] = ffi.new("struct ed_cuda_route *", fields)
-        return self._routes[key]
+    def gather(self, ids: npt.NDArray[Any], out: Any, stream: Any, *, format: Format, per_head: bool) -> Any:  # noqa: A002
+        """Start a gather; arguments as for `CudaTable.gather`. `ids` are read before it returns."""
+        calls = self._calls
+        if out is None:
+            raise ParameterError("ids on the host need an out", remedy="give an array on the GPU for the rows")
+        calls.formats.check(format)
+        check_ids(str(ids.dtype))
+        columns = calls.part.columns(ids.shape, per_head=per_head)
+        rows = calls.part.row_ids(ids, columns, per_head=per_head)
+        target = calls.output(out, columns, format)
+        handle = stream_handle(stream, (target.array,))
+        if is_captured(handle):
+            raise CudaError("ids on the host cannot be captured", remedy="give ids on the device")
+        wait_for_producers((target.array,), handle)
+        # Columns were chosen, and zeros put in, by row_ids().
+        plan = calls.plans.plan(0, columns.padded, columns.padded, per_head=False)
+        route = self._routes[format, target.unit]
+        self._launch(plan, route, rows, (target.array.address, target.stride, target.column_stride), handle)
+        return out
 
-    def launch(
+    def _launch(
         self, plan: Any, route: Any, rows: npt.NDArray[np.int64], out: tuple[int, int, int], stream: int
     ) -> None:
         """Start the gather of rows [outer, columns] into `out`: address, bytes from outer to outer, between columns."""
-        cuda = self._cuda
-        use(cuda.device)
+        table = self._calls.table
+        use(self._calls.device)
         with self._turn:
             if self.lane is not None and rows.size <= self.lane.capacity:
                 ids = np.ascontiguousarray(rows, np.int32)
@@ -56,10 +75,10 @@ class HostRounds:
                 if result == 0:
                     return
                 if result != lib.ED_CUDA_BUSY:
-                    raise (self.lane.error() if result == lib.ED_CUDA_TROUBLE else None) or cuda.launch_error(result)
-            if not cuda.device_ptr:
+                    raise launch_error(table, self.lane, result)
+            if not self._calls.plans.base:
                 raise CudaError(
-                    f"the CPU cannot fetch {rows.size} rows of table {cuda.table.name} now, and the GPU never, "
+                    f"the CPU cannot fetch {rows.size} rows of table {table.name} now, and the GPU never, "
                     "as the pool is not registered",
                     remedy="gather fewer rows at once, or wait for the gather before",
                 )
@@ -84,7 +103,7 @@ class HostRounds:
         direct: Any = ffi.new("struct ed_cuda_route *", {"direct": route.direct, "table": route.table})
         result = lib.ed_cuda_gather(plan, direct, ids.address, 1, rows.shape[1], rows.shape[0], *out, stream)
         if result:
-            raise self._cuda.launch_error(result)
+            raise launch_error(self._calls.table, None, result)
         checked(bindings().cuStreamSynchronize(stream), "the GPU failed")  # the ids are read until then
 
     def close(self) -> None:

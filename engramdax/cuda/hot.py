@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from engramdax._core import ffi, lib
-from engramdax.cuda.driver import DeviceMemory, bindings, checked, error
+from engramdax.cuda.driver import bindings, checked, error
 from engramdax.cuda.kernels import function
+from engramdax.cuda.memory import DeviceMemory
 from engramdax.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -27,24 +28,24 @@ ROWS_PER_BUCKET: Final = 11
 """Entries in use on average, of BUCKET: with more, many lookups would need a second bucket."""
 
 COUNTERS: Final = 64
-ROW_ALIGN: Final = 16
+"""Of rows found, which warps spread their counts over."""
+
 COPY_BYTES: Final = 32 << 20
+"""Of rows that are brought at once where the GPU cannot read the pool."""
 
 
 def rows_within(budget: int, row_bytes: int) -> int:
     """Give how many rows fit `budget` bytes, hash table and all."""
-    each = _row_stride(row_bytes) + BUCKET * 8 / ROWS_PER_BUCKET
+    each = row_bytes + BUCKET * 8 / ROWS_PER_BUCKET
     return max(0, int((budget - COUNTERS * 8 - BUCKET * 8) / each))
 
 
-def _row_stride(row_bytes: int) -> int:
-    # Whole rows of 264 bytes at multiples of 8 stay as they are: padding would cost rows.
-    align = ROW_ALIGN if row_bytes % ROW_ALIGN == 0 else 8 if row_bytes % 8 == 0 else 1
-    return -(-row_bytes // align) * align
-
-
 class HotRows:
-    """The hot rows of one table on one device. `seconds` is how long the building took."""
+    """The hot rows of one table on one device.
+
+    plan, direct: for gathers of the table's raw rows; ids: the rows, none twice. fields: what plans need to know of
+    them (`struct ed_cuda_hot`). count: rows; nbytes: GPU memory, hash table and all; seconds: what building took.
+    """
 
     def __init__(self, table: Table, device: int, plan: Any, direct: int, ids: npt.NDArray[np.int64]) -> None:
         if ids.size and int(ids.max()) >= (1 << 32) - 1:
@@ -53,9 +54,9 @@ class HotRows:
         driver = bindings()
         self.count = int(ids.size)
         buckets = max(1, -(-self.count // ROWS_PER_BUCKET))
-        stride = _row_stride(table.row_bytes)
+        row_bytes = table.row_bytes  # dense: padding would cost rows
         self._entries = DeviceMemory(buckets * BUCKET * 8)
-        self._rows = DeviceMemory(self.count * stride)
+        self._rows = DeviceMemory(self.count * row_bytes)
         self._counters = DeviceMemory(COUNTERS * 8)
         checked(driver.cuMemsetD8(self._entries.address, 0xFF, self._entries.nbytes), "cannot clear the hash table")
         checked(driver.cuMemsetD8(self._counters.address, 0, COUNTERS * 8), "cannot clear the counters")
@@ -69,9 +70,9 @@ class HotRows:
         if self.count and (result := lib.ed_cuda_launch(insert, -(-self.count // 256), 256, parameters, 0)):
             raise error(result, "the hash table of hot rows cannot be built")
         if plan.base:
-            self._fetch(plan, direct, ids, stride)
+            self._fetch(plan, direct, ids, row_bytes)
         else:
-            self._copy(table, ids, stride)
+            self._copy(table, ids)
         checked(driver.cuCtxSynchronize(), "the hot rows cannot be fetched")
         self.nbytes = self._entries.nbytes + self._rows.nbytes + self._counters.nbytes
         self.seconds = time.perf_counter() - start
@@ -79,28 +80,25 @@ class HotRows:
             "entries": self._entries.address,
             "rows": self._rows.address,
             "counters": self._counters.address,
-            "row_stride": stride,
+            "row_stride": row_bytes,
             "buckets": buckets,
         }
 
-    def _fetch(self, plan: Any, direct: int, ids: npt.NDArray[np.int64], stride: int) -> None:
+    def _fetch(self, plan: Any, direct: int, ids: npt.NDArray[np.int64], row_bytes: int) -> None:
         # The gather reads no ids of 32 bits without sign, which the hash table holds.
         wide = DeviceMemory(self.count * 8)
         wide.write(np.ascontiguousarray(ids, np.int64))
         route: Any = ffi.new("struct ed_cuda_route *", {"direct": direct})
-        result = lib.ed_cuda_gather(plan, route, wide.address, 1, 1, self.count, self._rows.address, stride, 0, 0)
+        result = lib.ed_cuda_gather(plan, route, wide.address, 1, 1, self.count, self._rows.address, row_bytes, 0, 0)
         if result:
             raise error(result, "the hot rows cannot be fetched")
         checked(bindings().cuCtxSynchronize(), "the hot rows cannot be fetched")
 
-    def _copy(self, table: Table, ids: npt.NDArray[np.int64], stride: int) -> None:
+    def _copy(self, table: Table, ids: npt.NDArray[np.int64]) -> None:
         """Bring rows of memory that is not registered."""
-        step = max(1, COPY_BYTES // stride)
+        step = max(1, COPY_BYTES // table.row_bytes)
         for first in range(0, self.count, step):
-            part = ids[first : first + step]
-            rows = np.zeros((part.size, stride), np.uint8)
-            rows[:, : table.row_bytes] = table.gather(part).view(np.uint8).reshape(part.size, -1)
-            self._rows.write(rows, offset=first * stride)
+            self._rows.write(table.gather(ids[first : first + step]), offset=first * table.row_bytes)
 
     def hits(self) -> int:
         """Give how many rows were found here so far; waits for the GPU."""

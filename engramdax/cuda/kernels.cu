@@ -231,6 +231,7 @@ GATHER(gather_float8_fp16, Float8<Fp16>)
 // block of `mixed` leaves. A call that finds it taken reads all its rows directly. Where a chunk did not come in time,
 // `mixed` reads its rows directly, too, and leaves the lane LATE: the next call has it only when the CPU says that
 // nobody works at the round any more, since what is still on its way would be written among the new rows.
+// lane.py gives it room, all zeros, and reads the counts at their places.
 struct State {
     u64 owner; // a call's token, 0, or LATE
     u32 sequence, misses, local, staged;
@@ -239,9 +240,10 @@ struct State {
     u32 late_chunks, busy_calls, spare; // counts, for those who look
 };
 
+// A row that `post` has found for `mixed`; lane.py gives room for them.
 struct Entry {
     const u8 *from; // NULL: a row of zeros
-    u32 to, spare;
+    u32 to, spare;  // number of the row in the output
 };
 
 struct Mix {
@@ -267,7 +269,7 @@ struct Mix {
 };
 
 static constexpr u64 LATE = ~0ull;
-static constexpr u32 CHUNK_UNIT = 16, FLAG_STRIDE = 16;
+static constexpr u32 CHUNK_UNIT = 16, FLAG_STRIDE = 16; // as in c/lane.h, and the next lines as in c/cuda.c
 static constexpr u32 MIX_BLOCK = 1024, MIX_WARPS = MIX_BLOCK / WARP;
 static constexpr u32 POST_AT_ONCE = 4; // ids of a thread
 static constexpr u32 CHUNKS_AT_ONCE = 64, POLLED_AT_ONCE = 4;
@@ -486,8 +488,7 @@ extern "C" __global__ void __launch_bounds__(MIX_BLOCK)
     post<true>(p, m);
 }
 
-// Number q of a block is chunk `first + q * staged_blocks`. The first warp looks whether chunks are there, a few at a
-// time, since each look crosses PCIe; the others copy them.
+// Whether a chunk came in time.
 static __device__ __forceinline__ bool wait_for_chunk(const Mix &m, u32 chunk, u32 sequence, u64 begin)
 {
     const u32 *flag = m.flags + (u64)chunk * FLAG_STRIDE;
@@ -502,7 +503,7 @@ static __device__ __forceinline__ bool wait_for_chunk(const Mix &m, u32 chunk, u
     return true;
 }
 
-// Copy row r of a chunk, which lies at `from` if it came in time.
+// Copy the row of a slot, which lies at `from` if its chunk came in time.
 template <typename Form>
 static __device__ __forceinline__ void copy_staged(const Gather &p, const Mix &m, u32 slot, const u8 *from, u32 lane)
 {
@@ -525,6 +526,9 @@ static __device__ __forceinline__ void copy_staged(const Gather &p, const Mix &m
         *(volatile u32 *)m.failed = 1;
 }
 
+// Copy the chunks of this block, of which number q is chunk `first + q * staged_blocks`. The first warp looks whether they
+// are there, a few at a time, since each look crosses PCIe; the others copy.
+//
 // Loads of the staging buffer are plain ones, which are coherent, as it takes no more: the flag was acquired for the
 // system, the word in shared memory for the block. Loads that ask for fresh bytes each (ld.cv) take three times as long,
 // and having the copy engine fetch whole chunks into shared memory gains nothing at an eighth of an H200's SMs.
@@ -562,6 +566,8 @@ static __device__ __forceinline__ void copy_chunks(const Gather &p, const Mix &m
     }
 }
 
+// Copy a call's rows, or this block's share of them: the first blocks those that come by way of the CPU. A call that did
+// not get the lane reads all of them directly.
 template <typename Form> static __device__ __forceinline__ void mixed(const Gather &p, const Mix &m)
 {
     const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;

@@ -14,7 +14,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Final
 
-from engramdax.cuda.driver import bindings, checked, use
+from engramdax.cuda.driver import attribute, bindings, checked, use
 from engramdax.errors import CudaError
 from engramdax.host import cache_dir
 
@@ -75,16 +75,7 @@ def compile_kernels(architecture: str) -> bytes:
 @cache
 def capability(device: int) -> tuple[int, int]:
     """Give the compute capability of a device: (9, 0) for sm_90."""
-    driver = bindings()
-    attribute = driver.CUdevice_attribute
-    major, minor = (
-        checked(driver.cuDeviceGetAttribute(a, device), "the device does not tell its architecture")
-        for a in (
-            attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-            attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-        )
-    )
-    return int(major), int(minor)
+    return attribute(device, "COMPUTE_CAPABILITY_MAJOR"), attribute(device, "COMPUTE_CAPABILITY_MINOR")
 
 
 @cache

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from engramdax._core import ffi, lib
-from engramdax.cuda.driver import DeviceMemory, bindings, checked
 from engramdax.cuda.kernels import capability, function
+from engramdax.cuda.memory import DeviceMemory, PinnedMemory
 from engramdax.errors import CudaError, EngramdaxError, PoisonedRowsError
 
 if TYPE_CHECKING:
@@ -29,43 +29,48 @@ EARLY_FROM: Final = (9, 0)
 """Architectures on which a kernel can begin while the one before it runs."""
 
 _LINE: Final = 128
+"""Bytes: words that the CPU writes and words that the GPU writes share no line of either."""
+
+# Pinned memory: a line each for the GPU's words, the CPU's, `failed` and `consumed`; then flags, ids and rows.
+_MESSAGE: Final = 0
+_BEGUN: Final = 8
+_FINISHED: Final = _LINE
+_FAILED: Final = 2 * _LINE
+_CONSUMED: Final = 3 * _LINE
+_FLAGS: Final = 4 * _LINE
+_PAGE: Final = 4096
+
+# Of kernels.cu: an Entry, a State with room to spare, and the places of two of its counts, in words of 32 bits.
 _ENTRY_BYTES: Final = 16
 _STATE_BYTES: Final = 128
+_LATE_CHUNKS: Final = 9
+_BUSY_CALLS: Final = 10
+
 _PATIENCE_NS: Final = 1_000_000_000
 """How long a call waits for a lane in use where the pool is not registered, so that there is no other way."""
-
-
-class _PinnedMemory:
-    """Host memory that the GPU reads and writes at the same address."""
-
-    def __init__(self, nbytes: int) -> None:
-        driver = bindings()
-        flags = driver.CU_MEMHOSTALLOC_PORTABLE | driver.CU_MEMHOSTALLOC_DEVICEMAP
-        what = f"cannot have {nbytes} bytes of pinned memory"
-        self.address = int(checked(driver.cuMemHostAlloc(nbytes, flags), what))
-        self._finalizer = weakref.finalize(self, driver.cuMemFreeHost, self.address)
-        self._finalizer.atexit = False  # as for DeviceMemory
 
 
 class Lane:
     """One lane, open until `close`. `core` is its `struct ed_cuda_lane *`, whose shares may be set at any time.
 
     nbytes: GPU memory that it takes; pinned_bytes: host memory. capacity: rows of a round.
-    threads: of the CPU, the poller included; shared: fewer where other processes have lanes, too.
+    threads: of the CPU, the poller included; shared: fewer where other processes have lanes, too. blocks: of the
+    GPU, that may wait for the CPU. registered: whether the GPU can read the pool by itself, as it then does where the
+    CPU is late or the lane in use. EngramdaxError where the process has ED_LANES lanes already.
     """
 
     def __init__(self, table: Table, device: int, *, threads: int, shared: bool, blocks: int, registered: bool) -> None:
         self.threads = threads
+        self._device, self._shared, self._blocks, self._registered = device, shared, blocks, registered
         unit, align = int(lib.ED_LANE_CHUNK_UNIT), int(lib.ED_LANE_ALIGN)
         unit_bytes = -(-unit * table.row_bytes // align) * align
         units = max(1, min(STAGING_BYTES // unit_bytes, MOST_ROWS // unit))
         capacity = units * unit
-        flags_at = 4 * _LINE
-        ids_at = flags_at + units * int(lib.ED_LANE_FLAG_STRIDE) * 4
-        staging_at = -(-(ids_at + capacity * 4) // 4096) * 4096
+        ids_at = _FLAGS + units * int(lib.ED_LANE_FLAG_STRIDE) * 4
+        staging_at = -(-(ids_at + capacity * 4) // _PAGE) * _PAGE
         self.pinned_bytes = staging_at + units * unit_bytes
-        self._pinned = _PinnedMemory(self.pinned_bytes)
-        # Flags must not hold the number of a round by chance.
+        self._pinned = PinnedMemory(self.pinned_bytes)
+        # Flags must not hold the number of a round by chance, nor the words before them.
         ffi.memmove(ffi.cast("char *", self._pinned.address), bytes(staging_at), staging_at)
         most = MOST_ROWS if registered else capacity
         self._state = DeviceMemory(_STATE_BYTES)
@@ -74,14 +79,14 @@ class Lane:
         self._staged = DeviceMemory(capacity * _ENTRY_BYTES)
         self.nbytes = self._state.nbytes + self._local.nbytes + self._staged.nbytes
         at = self._pinned.address
-        self._failed: Any = ffi.cast("volatile uint32_t *", at + 2 * _LINE)
+        self._failed: Any = ffi.cast("volatile uint32_t *", at + _FAILED)
         memory: Any = ffi.new(
             "struct ed_lane_memory *",
             {
-                "message": ffi.cast("uint64_t *", at),
-                "begun": ffi.cast("uint64_t *", at + 8),
-                "finished": ffi.cast("uint32_t *", at + _LINE),
-                "flags": ffi.cast("uint32_t *", at + flags_at),
+                "message": ffi.cast("uint64_t *", at + _MESSAGE),
+                "begun": ffi.cast("uint64_t *", at + _BEGUN),
+                "finished": ffi.cast("uint32_t *", at + _FINISHED),
+                "flags": ffi.cast("uint32_t *", at + _FLAGS),
                 "ids": ffi.cast("int32_t *", at + ids_at),
                 "staging": ffi.cast("uint8_t *", at + staging_at),
                 "rows": capacity,
@@ -102,10 +107,9 @@ class Lane:
             self._local.address,
             self._staged.address,
         )
-        core.mix.message, core.mix.begun = at, at + 8
-        core.mix.finished, core.mix.failed = at + _LINE, at + 2 * _LINE
-        core.mix.flags, core.mix.ids, core.mix.staging = at + flags_at, at + ids_at, at + staging_at
-        core.mix.consumed = at + 3 * _LINE
+        core.mix.message, core.mix.begun = at + _MESSAGE, at + _BEGUN
+        core.mix.finished, core.mix.failed, core.mix.consumed = at + _FINISHED, at + _FAILED, at + _CONSUMED
+        core.mix.flags, core.mix.ids, core.mix.staging = at + _FLAGS, at + ids_at, at + staging_at
         core.mix.capacity = self.capacity = capacity
         core.mix.patience_ns = 0 if registered else _PATIENCE_NS
         core.lane, core.threads = opened, threads
@@ -116,6 +120,19 @@ class Lane:
         core.most_rows = most
         core.staged_blocks, core.local_blocks = blocks, max(1, blocks // 2)
         self.core = core
+
+    def another(self) -> Lane:
+        """Open a further lane for the same table, with the deadlines that this one has now."""
+        lane = Lane(
+            self._table,
+            self._device,
+            threads=self.threads,
+            shared=self._shared,
+            blocks=self._blocks,
+            registered=self._registered,
+        )
+        lane.core.deadline_us, lane.core.deadline_row = self.core.deadline_us, self.core.deadline_row
+        return lane
 
     def error(self) -> EngramdaxError | None:
         """Give what went wrong in rounds before, and forget it; None for nothing."""
@@ -149,8 +166,8 @@ class Lane:
             "rounds": int(served.rounds),
             "rows": int(served.rows),
             "busy_ns": int(served.busy_ns),
-            "late_chunks": int(state[9]),
-            "busy_calls": int(state[10]),
+            "late_chunks": int(state[_LATE_CHUNKS]),
+            "busy_calls": int(state[_BUSY_CALLS]),
         }
 
     def disturb(self, *, one_in: int, microseconds: int) -> None:

@@ -3,45 +3,36 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from engramdax.cuda.arrays import (
-    DeviceArray,
-    device_array,
+from engramdax.cuda.arrays import DeviceArray, device_array
+from engramdax.cuda.driver import bindings, checked, use
+from engramdax.cuda.memory import DeviceMemory, View
+from engramdax.cuda.streams import (
+    Event,
+    allowed_while_capturing,
     is_captured,
     stream_handle,
     torch_stream,
     wait_for_producers,
 )
-from engramdax.cuda.driver import DeviceMemory, bindings, checked, use
 from engramdax.errors import ClosedError, ParameterError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
+    from engramdax.cuda.formats import Format
+    from engramdax.cuda.gatherer import CudaGatherer
     from engramdax.cuda.hasher import CudaHasher
-    from engramdax.cuda.table import CudaGatherer, CudaTable, Format
+    from engramdax.cuda.table import CudaTable
 
 ID_BYTES: Final = 8
-MOST_FORMS: Final = 64
-
-
-class _View:
-    """An array in memory of this object, for whoever reads `__cuda_array_interface__`."""
-
-    def __init__(self, address: int, shape: tuple[int, ...], typestr: str, strides: Any = None) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": shape,
-            "typestr": typestr,
-            "data": (address, False),
-            "strides": strides,
-            "stream": None,
-            "version": 3,
-        }
+MOST_VIEWS: Final = 64
+"""And gatherers, that are kept for each buffer; a serving engine pads steps to few numbers of tokens."""
 
 
 @dataclass
@@ -50,11 +41,11 @@ class _Buffers:
 
     ids: DeviceMemory
     rows: list[DeviceMemory]
-    begun: Any
-    fetched: list[Any]
-    done: Any
-    gatherers: dict[Any, CudaGatherer]
-    views: dict[Any, Any]
+    begun: Event
+    fetched: list[Event]
+    done: Event
+    gatherers: dict[tuple[int, int, int], CudaGatherer]
+    views: dict[tuple[int, int], Any]
     tokens: int = 0
 
 
@@ -133,28 +124,30 @@ class Prefetcher:
     ) -> None:
         """Start fetching a step's rows, and return at once.
 
-        ids: int32 or int64 on the device, dense: row ids [T, layers, columns], or with a hasher token ids [T], and
-        starts, blocked and history as for `CudaHasher`. They are copied, or hashed, on `stream`, and may be changed
-        by what follows there. stream: as for `CudaTable.gather`.
+        ids: int32 or int64 on the device, dense: row ids [T, layers, columns], the layers as in `tables`, or with a
+        hasher token ids [T], and starts, blocked and history as for `CudaHasher`. They are copied, or hashed, on
+        `stream`, and may be changed by what follows there. stream: as for `CudaTable.gather`.
+        ParameterError for other ids, or more tokens than `max_tokens`; PoisonedRowsError and CudaError for rows that
+        could not be had before, as from `CudaTable.gather`.
         """
         if self.closed:
             raise ClosedError("the Prefetcher was closed")
         source = device_array(ids, "ids")
         handle = stream_handle(stream, (source,))
-        driver = bindings()
         buffers = self._next(captured=is_captured(handle))
-        if self._hasher and len(source.shape) == 1:
-            itemsize = self._hash(ids, source, buffers, handle, starts=starts, blocked=blocked, history=history)
+        if self._hasher:
+            options = {"starts": starts, "blocked": blocked, "history": history}
+            itemsize = self._hash(self._hasher, ids, source, buffers, handle, **options)
         else:
             itemsize = self._copy(source, buffers, handle)
         tokens = buffers.tokens = source.shape[0]
-        checked(driver.cuEventRecord(buffers.begun, handle), "cannot record an event")
-        checked(driver.cuStreamWaitEvent(self._side, buffers.begun, 0), "cannot wait for an event")
+        buffers.begun.record(handle)
+        buffers.begun.hold(self._side)
         for layer, fetched in enumerate(buffers.fetched):
             if tokens:
                 self._gatherer(buffers, layer, tokens, itemsize)()
-            checked(driver.cuEventRecord(fetched, self._side), "cannot record an event")
-        checked(driver.cuEventRecord(buffers.done, self._side), "cannot record an event")
+            fetched.record(self._side)
+        buffers.done.record(self._side)
         self._current = buffers
 
     def rows(self, layer: int, stream: Any = None) -> Any:
@@ -164,28 +157,23 @@ class Prefetcher:
         `__cuda_array_interface__`. stream: by default torch's current one.
         """
         buffers = self._started()
-        wait = bindings().cuStreamWaitEvent
-        checked(wait(self._consumer(stream), buffers.fetched[layer], 0), "cannot wait for an event")
+        buffers.fetched[layer].hold(self._consumer(stream))
         key = (layer, buffers.tokens)
         if key not in buffers.views:
-            if len(buffers.views) >= MOST_FORMS:
+            if len(buffers.views) >= MOST_VIEWS:
                 buffers.views.clear()
             buffers.views[key] = self._array(self._view(buffers, layer, buffers.tokens))
         return buffers.views[key]
 
     def finish(self, stream: Any = None) -> None:
         """Let `stream` wait for all layers: a captured step has to be joined before the capture ends."""
-        buffers = self._started()
-        checked(bindings().cuStreamWaitEvent(self._consumer(stream), buffers.done, 0), "cannot wait for an event")
+        self._started().done.hold(self._consumer(stream))
 
     def close(self) -> None:
         """Give memory and stream back, once the GPU has done what was started. May be called twice."""
         if not self.closed:
             self.closed = True
             checked(bindings().cuCtxSynchronize(), "the GPU failed")
-            for buffers in (*self._sets, *([self._captured] if self._captured else [])):
-                for event in (buffers.begun, buffers.done, *buffers.fetched):
-                    bindings().cuEventDestroy(event)
             self._sets, self._captured, self._current = [], None, None
             self._finalizer()
 
@@ -199,44 +187,39 @@ class Prefetcher:
     def _next(self, *, captured: bool) -> _Buffers:
         if captured:
             if self._captured is None:
-                with _allowed_while_capturing():
+                with allowed_while_capturing():
                     self._captured = self._buffers()
             return self._captured
         self._turn ^= 1
         return self._sets[self._turn]
 
     def _buffers(self) -> _Buffers:
-        driver = bindings()
         ids = DeviceMemory(self.max_tokens * len(self.tables) * self.columns * ID_BYTES)
         rows = [DeviceMemory(self.max_tokens * shape.token_bytes) for shape in self._shapes]
         self.nbytes += ids.nbytes + sum(memory.nbytes for memory in rows)
-        flag = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
-        begun, done, *fetched = (
-            checked(driver.cuEventCreate(flag), "cannot make an event") for _ in range(2 + len(self.tables))
-        )
-        return _Buffers(ids, rows, begun, fetched, done, {}, {})
+        return _Buffers(ids, rows, Event(), [Event() for _ in self.tables], Event(), {}, {})
 
     def _copy(self, source: DeviceArray, buffers: _Buffers, stream: int) -> int:
+        """Copy row ids [T, layers, columns] into the buffers, and give their itemsize."""
         expected = (source.shape[0] if source.shape else 0, len(self.tables), self.columns)
         if source.dtype not in ("int32", "int64") or source.shape != expected:
             raise ParameterError(
                 f"ids are {source.dtype} {source.shape}", remedy=f"give int32 or int64 {('T', *expected[1:])}"
             )
         self._check_tokens(expected[0])
-        dense = [source.itemsize]
-        for length in reversed(source.shape[1:]):
-            dense.insert(0, dense[0] * length)
-        if any(n > 1 and have != want for n, have, want in zip(source.shape, source.strides, dense, strict=True)):
-            raise ParameterError(f"ids are strided {source.strides}", remedy="make them contiguous")
+        source.check_dense("ids")
         wait_for_producers((source,), stream)
-        nbytes = dense[0] * expected[0]
+        nbytes = math.prod(source.shape) * source.itemsize
         if nbytes:
             checked(bindings().cuMemcpyDtoDAsync(buffers.ids.address, source.address, nbytes, stream), "cannot copy")
         return source.itemsize
 
-    def _hash(self, ids: Any, source: DeviceArray, buffers: _Buffers, stream: int, **options: Any) -> int:
-        hasher = self._hasher
-        assert hasher is not None  # noqa: S101 - the caller has looked
+    def _hash(
+        self, hasher: CudaHasher, ids: Any, source: DeviceArray, buffers: _Buffers, stream: int, **options: Any
+    ) -> int:
+        """Have the row ids of tokens made in the buffers, [T, layers of the hasher, columns]; give their itemsize."""
+        if len(source.shape) != 1:
+            raise ParameterError(f"token ids are {source.dtype} {source.shape}", remedy="give int32 or int64 [T]")
         self._check_tokens(source.shape[0])
         size = 4 if hasher.hasher.max_rows < 1 << 31 else 8
         shape = (source.shape[0], len(hasher.hasher.layout.layer_ids), self.columns)
@@ -244,7 +227,7 @@ class Prefetcher:
             raise ParameterError(
                 f"the hasher has {shape[1]} layers, the Prefetcher {len(self.tables)}", remedy="give a table for each"
             )
-        hasher(ids, _View(buffers.ids.address, shape, f"<i{size}"), stream, **options)
+        hasher(ids, View(buffers.ids.address, shape, f"<i{size}"), stream, **options)
         return size
 
     def _check_tokens(self, tokens: int) -> None:
@@ -255,22 +238,23 @@ class Prefetcher:
         key = (layer, tokens, itemsize)
         known = buffers.gatherers.get(key)
         if known is None:
-            if len(buffers.gatherers) >= MOST_FORMS:
+            if len(buffers.gatherers) >= MOST_VIEWS:
                 buffers.gatherers.clear()
             place = self._layers[layer] if self._hasher else layer
             step = len(self.tables) * self.columns * itemsize
             address = buffers.ids.address + place * self.columns * itemsize
-            ids = _View(address, (tokens, self.columns), f"<i{itemsize}", (step, itemsize))
+            ids = View(address, (tokens, self.columns), f"<i{itemsize}", (step, itemsize))
             out = self._view(buffers, layer, tokens)
             known = self.tables[layer].gatherer(ids, out, int(self._side), format=self._format)
             buffers.gatherers[key] = known
         return known
 
-    def _view(self, buffers: _Buffers, layer: int, tokens: int) -> _View:
+    def _view(self, buffers: _Buffers, layer: int, tokens: int) -> View:
         shape = self._shapes[layer]
-        return _View(buffers.rows[layer].address, (tokens, *shape.shape), shape.typestr)
+        memory = buffers.rows[layer]
+        return View(memory.address, (tokens, *shape.shape), shape.typestr, keep=memory)
 
-    def _array(self, view: _View) -> Any:
+    def _array(self, view: View) -> Any:
         torch = sys.modules.get("torch")
         if torch is None:
             return view
@@ -283,15 +267,3 @@ class Prefetcher:
         if "torch" not in sys.modules:
             raise ParameterError("stream is missing", remedy="say on which stream the rows are used")
         return torch_stream(self.device)
-
-
-@contextmanager
-def _allowed_while_capturing() -> Iterator[None]:
-    """Let this thread allocate while some stream is captured: what it allocates has no part in that."""
-    driver = bindings()
-    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    before = checked(driver.cuThreadExchangeStreamCaptureMode(relaxed), "cannot allocate while capturing")
-    try:
-        yield
-    finally:
-        driver.cuThreadExchangeStreamCaptureMode(before)

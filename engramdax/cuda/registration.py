@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from engramdax._core import ffi, lib
 from engramdax.backing import Kind
-from engramdax.cuda.driver import bindings, checked, error, use
+from engramdax.cuda.driver import attribute, bindings, checked, error, use
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,10 +102,8 @@ def _unregister(attachment: Attachment, address: Any, length: int, chunk: int) -
 
 def _read_only() -> bool:
     """Tell whether the device registers read-only mappings as such; without the flag it refuses them."""
-    driver = bindings()
-    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED
-    device = checked(driver.cuCtxGetDevice(), "no device is current")
-    return bool(checked(driver.cuDeviceGetAttribute(attribute, device), "the device does not tell its attributes"))
+    device = int(checked(bindings().cuCtxGetDevice(), "no device is current"))
+    return bool(attribute(device, "READ_ONLY_HOST_REGISTER_SUPPORTED"))
 
 
 def _remedy(kind: Kind) -> str:

@@ -448,7 +448,7 @@ def test_rows_that_cannot_be_read_are_zeros_and_named(unregistered):
 
 def test_calibration_is_kept_and_read_again(table_of, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("engramdax.cuda.table.MIX_BYTES", 0)
+    monkeypatch.setattr("engramdax.cuda.paths.MIX_BYTES", 0)
     table = table_of(rows_of(ROWS, 264))
     first = table.cuda(threads=4)
     assert first.mix.measured

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peers of the GPU contest that do part of their work on the host, and so are timed by its clock."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from engramdax.bench.gpu_outcome import Series
+from engramdax.bench.gpu_peers import DIM, SCALES, SglangStaging, dequantise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from engramdax.table import Table
+
+STAGING_TOKENS: Final = 2048
+"""Of fewer tokens, SGLang's staging is not timed."""
+
+MEMCPY_ROWS: Final = 384
+"""Of more rows, a copy for each is not timed."""
+
+
+class HostPeers:
+    """Those who gather from a table, of which the GPU sees row 0 at `device_ptr`: `heads` rows a token.
+
+    draw: gives fresh ids [tokens, heads] on the device.
+    """
+
+    def __init__(self, torch: Any, table: Table, draw: Callable[[int], Any], *, heads: int, device_ptr: int) -> None:
+        self._torch = torch
+        self._table = table
+        self._draw = draw
+        self._heads = heads
+        self._device_ptr = device_ptr
+        self._float8 = table.row_bytes == DIM + SCALES
+
+    def run(self, tokens: int, rounds: int) -> list[Series]:
+        """Measure all of them at one number of tokens."""
+        found = [self._index_select(tokens, max(5, rounds // 10))]
+        if self._float8 and tokens >= STAGING_TOKENS:
+            found.append(self._staging(tokens, max(5, rounds // 10)))
+        if tokens * self._heads <= MEMCPY_ROWS:
+            found.append(self._copies(tokens, min(rounds, 50)))
+        return found
+
+    def _index_select(self, tokens: int, rounds: int) -> Series:
+        """torch.index_select of whole rows into a pinned buffer, a copy to the GPU, and dequantising there.
+
+        The ids come from the device, as they do for everybody else: a copy to the host and a wait.
+        """
+        torch = self._torch
+        rows = self._pool_tensor().view(-1, self._table.row_bytes)
+        staging = torch.empty((tokens * self._heads, self._table.row_bytes), dtype=torch.uint8, pin_memory=True)
+        packed = torch.empty(staging.shape, dtype=torch.uint8, device="cuda")
+        out = torch.empty((packed.shape[0], DIM), dtype=torch.bfloat16, device="cuda")
+
+        def call(ids: Any) -> None:
+            torch.index_select(rows, 0, ids.cpu(), out=staging)
+            packed.copy_(staging, non_blocking=True)
+            if self._float8:
+                dequantise(torch, packed[:, :DIM], packed[:, DIM:], out)
+
+        return self._walled("torch index_select, copy", tokens, rounds, call, ids_on_host=False)
+
+    def _walled(
+        self, name: str, tokens: int, rounds: int, call: Callable[[Any], None], *, ids_on_host: bool = True
+    ) -> Series:
+        """Time calls by the host's clock, from ids to rows on the GPU."""
+        torch = self._torch
+        series = Series(name, tokens, wall=True)
+        for round_ in range(-2, rounds):
+            ids = self._draw(tokens).view(-1).long()
+            ids = ids.cpu() if ids_on_host else ids
+            torch.cuda.synchronize()
+            start = time.perf_counter_ns()
+            call(ids)
+            torch.cuda.synchronize()
+            if round_ >= 0:
+                series.device_us.append((time.perf_counter_ns() - start) / 1e3)
+        return series
+
+    def _staging(self, tokens: int, rounds: int) -> Series:
+        torch = self._torch
+        whole = self._pool_tensor()
+        values = whole[: self._table.rows * DIM].view(-1, DIM)
+        scales = whole[self._table.rows * DIM :].view(-1, SCALES)
+        stage = SglangStaging(torch, values, scales)
+        out = torch.empty((tokens * self._heads, DIM), dtype=torch.bfloat16, device="cuda")
+        return self._walled("sglang host staging", tokens, rounds, lambda ids: stage(ids, out))
+
+    def _copies(self, tokens: int, rounds: int) -> Series:
+        """One cudaMemcpyAsync per row, into a buffer of packed rows."""
+        torch = self._torch
+        from cuda.bindings import driver  # noqa: PLC0415  # optional
+
+        width, base = self._table.row_bytes, self._device_ptr
+        out = torch.empty((tokens * self._heads, width), dtype=torch.uint8, device="cuda")
+        stream, to = torch.cuda.current_stream().cuda_stream, out.data_ptr()
+
+        def call(ids: Any) -> None:
+            for i, row in enumerate(ids.tolist()):
+                driver.cuMemcpyHtoDAsync(to + i * width, base + row * width, width, stream)
+
+        return self._walled("a copy per row", tokens, rounds, call)
+
+    def _pool_tensor(self) -> Any:
+        """Give the table's bytes as a tensor on the host."""
+        entry = self._table.entry
+        view = np.frombuffer(self._table.attachment.mapping.view(entry.extent.offset, entry.bytes), np.uint8)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it is read-only: nobody writes to it
+            return self._torch.from_numpy(view)
