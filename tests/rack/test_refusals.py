@@ -192,45 +192,114 @@ EVERY_RUN = ("busy", "killed before")
 KILLED_BEHIND = 'REAL "$@" >/dev/null; kill -9 $$'
 """It has done its work, which is then believed."""
 
+RAM, PMEM = 0xFEDC_BA98_7654_3210, 0xE1
+
+HELD = """
+python3 -I -S -c 'import os, time; os.open("/dev/pmem0", os.O_EXCL); print(flush=True); time.sleep(900)' \
+    </dev/null 2>/dev/null >/run/held & holder=$!
+while [ ! -s /run/held ]; do sleep 0.1; done
+REAL "$@"; code=$?; kill $holder; rm /run/held; exit $code
+"""
+"""Hold the namespace as a mount does while the real program works."""
+
+NAMESPACE = 'sed -n \'s/.*"dev":"\\(namespace[0-9.]*\\)".*/\\1/p\''
+
+
+def in_region(command: str) -> str:
+    """Give a command of daxctl's with the region and its device that are there by then."""
+    here = "r=$(basename /sys/bus/cxl/devices/region*); r=${r#region}; d=dax$r.0"
+    return f"{here}; {command}"
+
 
 def test_step_made_to_fail_leaves_what_was_there_before(host: Guest, rack: Rack, prefix: Prefix) -> None:
     listing = (
-        "cd /sys/bus; ls nd/devices cxl/devices dax/devices; grep . nd/devices/*/{mode,size,holder} "
-        "cxl/devices/mem*/serial; ls -d dax/devices/*/driver"
+        # The bus of nvdimms also has seeds of its own, which count up.
+        "cd /sys/bus; ls -d nd/devices/{region,namespace,nmem}* cxl/devices/* dax/devices/*; "
+        "grep . nd/devices/namespace*/{mode,size,holder} cxl/devices/mem*/serial; ls -d dax/devices/*/driver"
     )
-    commands: list[str | Command] = [listing]
-    cases = [
-        ("cxl", "create-region", "0xe1"),
-        ("ndctl", "create-namespace", "0xe1"),
-        ("ndctl", "create-namespace", "namespace0.0"),
+    hmem = find(host, rack.pools["hmem"])
+    half_namespace = f'n=$(REAL "$@" | {NAMESPACE}); REAL disable-namespace $n >/dev/null; kill -9 $$'
+    taken = in_region("REAL create-device -r $r -s 208M >/dev/null; ")
+    enabled = in_region("REAL reconfigure-device -m devdax $d >/dev/null; ")
+    smaller = in_region("REAL create-device -r $r -s 32M >/dev/null; kill -9 $$")
+    shorter = in_region("REAL reconfigure-device -m devdax -s 128M $d >/dev/null; kill -9 $$")
+    part = f"{RAM:#x} --size 64M"
+    cases: list[tuple[str, str, str, dict[str, str]]] = [
+        (
+            "cxl",
+            "create-region",
+            f"{PMEM:#x}",
+            {**FAILURES, "killed half-way": 'REAL "$@" >/dev/null; REAL disable-region -f all >/dev/null; kill -9 $$'},
+        ),
+        ("ndctl", "create-namespace", f"{PMEM:#x}", {**FAILURES, "killed half-way": half_namespace}),
+        (
+            "ndctl",
+            "create-namespace",
+            "namespace0.0",
+            # Not when it makes the namespace raw again.
+            {
+                **FAILURES,
+                "killed half-way": f'if [[ "$*" = *devdax* ]]; then {half_namespace}; fi',
+                "really busy": HELD,
+            },
+        ),
+        ("daxctl", "reconfigure-device", str(hmem), FAILURES),
+        (
+            "daxctl",
+            "reconfigure-device",
+            f"{RAM:#x}",
+            {"no device": FAILURES["no device"]},
+        ),
+        (
+            "daxctl",
+            "destroy-device",
+            part,
+            {
+                "really enabled": f'{enabled} exec REAL "$@"',
+                "killed half-way": shorter,
+            },
+        ),
+        (
+            "daxctl",
+            "create-device",
+            part,
+            {
+                "really no space": f'{taken} exec REAL "$@"',
+                "killed half-way": smaller,
+            },
+        ),
     ]
+    if not ALL:
+        cases = [(*case, {f: s for f, s in scripts.items() if f in EVERY_RUN}) for *case, scripts in cases[:3]]
+    commands: list[str | Command] = [listing]
     positions: list[tuple[str, str, str]] = []
-    for program, verb, target in cases:
-        for failure, script in ((f, s) for f, s in FAILURES.items() if ALL or f in EVERY_RUN):
-            (path,) = wrap(host, prefix, (program, verb, script))
+    wrappers = [(program, verb, script) for program, verb, _, scripts in cases for script in scripts.values()]
+    paths = iter(wrap(host, prefix, *wrappers))
+    for program, verb, target, scripts in cases:
+        for failure in scripts:
             # What does not come is not worth the wait that what comes may need.
-            commands += [Command(f"provision {target} --overwrite-unknown", path, settle=1), listing]
+            commands += [Command(f"provision {target} --overwrite-unknown", next(paths), settle=1), listing]
             positions.append((program, verb, failure))
-    for missing in ("cxl", "ndctl"):
-        other = {"cxl": "ndctl", "ndctl": "cxl"}[missing]
-        folder = f"/run/wrappers/without-{missing}"
-        host.run(f"mkdir -p {folder}; ln -s $(command -v {other}) $(command -v daxctl) {folder}/")
-        commands += [Command("provision 0xe1 --overwrite-unknown", f"{folder}:/usr/bin:/bin"), listing]
+    for missing, target in {"cxl": PMEM, "ndctl": PMEM, "daxctl": RAM}.items():
+        folder = f"/run/without-{missing}"
+        others = " ".join(str(prefix.bin / name) for name in ("cxl", "ndctl", "daxctl") if name != missing)
+        host.run(f"mkdir {folder}; ln -s {others} {folder}/")
+        commands += [Command(f"provision {target:#x} --overwrite-unknown", f"{folder}:/usr/bin:/bin"), listing]
         positions.append((missing, "", "missing"))
     # Found only when region and namespace are there: what was made up to there goes again.
-    commands += [Command("provision 0xe1"), listing]
+    commands += [Command(f"provision {PMEM:#x}"), listing]
     with rack.media("pmem").open("r+b") as media:
         media.seek(64 << 20)
         media.write(b"somebody's")
     with unchanged_but_labels(rack):
-        before, *results, unknown, last = run_all(host, commands, timeout=400)
+        before, *results, unknown, last = run_all(host, commands, timeout=800 if ALL else 400)
     unknown.failed(3, f"is not empty: unknown bytes at {64 << 20}", "--overwrite-unknown")
     assert last.out == before.out
     for (program, verb, failure), failed, after in zip(positions, results[::2], results[1::2], strict=True):
         if failure == "missing":
             failed.failed(1, f"{program} is not installed; install the package {program}")
         else:
-            failed.failed(3 if failure == "busy" else 1, f"`{program} {verb} ")
+            failed.failed(3 if "busy" in failure else 1, f"`{program} {verb} ")
             assert "failed too" not in failed.err
         assert after.out == before.out, f"{program} {verb} {failure}"
 
