@@ -70,10 +70,7 @@ class Calls:
         handle = stream_handle(stream, (source, target.array))
         if source.producer is not None or target.array.producer is not None:
             wait_for_producers((source, target.array), handle)
-        if outer * columns.padded > self.most_rows:
-            raise ParameterError(
-                f"{outer * columns.padded} rows in one call", remedy=f"gather at most {self.most_rows}"
-            )
+        self.check_count(outer * columns.padded)
         launch = Launch(
             self.plans.plan(columns.first, columns.read, columns.padded, per_head=per_head),
             self.routes[format, target.unit],
@@ -87,6 +84,11 @@ class Calls:
             handle,
         )
         return Prepared(launch, out, (source.keep, target.array.keep))
+
+    def check_count(self, rows: int) -> None:
+        """Raise ParameterError for more rows than one call may have."""
+        if rows > self.most_rows:
+            raise ParameterError(f"{rows} rows in one call", remedy=f"gather at most {self.most_rows}")
 
     def output(self, out: Any, columns: Columns, format: Format) -> Output:  # noqa: A002
         """See where the rows of a call go; ParameterError for an array that cannot take them."""

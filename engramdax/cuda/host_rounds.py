@@ -50,6 +50,7 @@ class HostRounds:
         calls.formats.check(format)
         check_ids(str(ids.dtype))
         columns = calls.part.columns(ids.shape, per_head=per_head)
+        calls.check_count(columns.outer(ids.size) * columns.padded)
         rows = calls.part.row_ids(ids, columns, per_head=per_head)
         target = calls.output(out, columns, format)
         handle = stream_handle(stream, (target.array,))
