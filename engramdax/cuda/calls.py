@@ -14,6 +14,9 @@ from engramdax.cuda.streams import is_captured, stream_handle, wait_for_producer
 from engramdax.errors import CudaError, EngramdaxError, ParameterError
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from engramdax.cuda.formats import Format, Formats
     from engramdax.cuda.lane import Lane
     from engramdax.cuda.part import Columns, Part
@@ -31,6 +34,20 @@ class Output(NamedTuple):
     column_stride: int
     unit: int
     """Bytes that kernels may move at once."""
+
+
+class HostLaunch(NamedTuple):
+    """A launch for ids of the host: rows int64 [outer, columns] of the table, -1 for each row of zeros."""
+
+    plan: Any
+    form: tuple[Format, int]
+    """What the rows come out as, and the bytes that kernels may move at once."""
+
+    rows: npt.NDArray[np.int64]
+    out: tuple[int, int, int]
+    """Address, bytes from outer to outer, bytes from column to column."""
+
+    stream: int
 
 
 class Prepared(NamedTuple):
@@ -70,10 +87,7 @@ class Calls:
         handle = stream_handle(stream, (source, target.array))
         if source.producer is not None or target.array.producer is not None:
             wait_for_producers((source, target.array), handle)
-        if outer * columns.padded > self.most_rows:
-            raise ParameterError(
-                f"{outer * columns.padded} rows in one call", remedy=f"gather at most {self.most_rows}"
-            )
+        self.check_count(outer * columns.padded)
         launch = Launch(
             self.plans.plan(columns.first, columns.read, columns.padded, per_head=per_head),
             self.routes[format, target.unit],
@@ -87,6 +101,38 @@ class Calls:
             handle,
         )
         return Prepared(launch, out, (source.keep, target.array.keep))
+
+    def prepare_host(
+        self,
+        ids: npt.NDArray[Any],
+        out: Any,
+        stream: Any,
+        *,
+        format: Format,  # noqa: A002
+        per_head: bool,
+    ) -> HostLaunch:
+        """Check the arguments of `CudaTable.gather`, for ids on the host, which are read."""
+        if out is None:
+            raise ParameterError("ids on the host need an out", remedy="give an array on the GPU for the rows")
+        self.formats.check(format)
+        check_ids(str(ids.dtype))
+        columns = self.part.columns(ids.shape, per_head=per_head)
+        self.check_count(columns.outer(ids.size) * columns.padded)
+        rows = self.part.row_ids(ids, columns, per_head=per_head)
+        target = self.output(out, columns, format)
+        handle = stream_handle(stream, (target.array,))
+        if is_captured(handle):
+            raise CudaError("ids on the host cannot be captured", remedy="give ids on the device")
+        wait_for_producers((target.array,), handle)
+        # Columns were chosen, and zeros put in, by row_ids().
+        plan = self.plans.plan(0, columns.padded, columns.padded, per_head=False)
+        place = (target.array.address, target.stride, target.column_stride)
+        return HostLaunch(plan, (format, target.unit), rows, place, handle)
+
+    def check_count(self, rows: int) -> None:
+        """Raise ParameterError for more rows than one call may have."""
+        if rows > self.most_rows:
+            raise ParameterError(f"{rows} rows in one call", remedy=f"gather at most {self.most_rows}")
 
     def output(self, out: Any, columns: Columns, format: Format) -> Output:  # noqa: A002
         """See where the rows of a call go; ParameterError for an array that cannot take them."""

@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from engramdax._core import ffi, lib
-from engramdax.cuda.calls import check_ids, launch_error
+from engramdax.cuda.calls import launch_error
 from engramdax.cuda.driver import bindings, checked, use
 from engramdax.cuda.memory import DeviceMemory
 from engramdax.cuda.routes import routes
-from engramdax.cuda.streams import is_captured, stream_handle, wait_for_producers
-from engramdax.errors import CudaError, ParameterError
+from engramdax.errors import CudaError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from engramdax.cuda.calls import Calls
-    from engramdax.cuda.formats import Format
+    from engramdax.cuda.calls import Calls, HostLaunch
     from engramdax.cuda.lane import Lane
 
 TURN_SECONDS: Final = 1.0
@@ -42,30 +40,10 @@ class HostRounds:
         self._turn = threading.Lock()
         self._routes = routes(calls.table, calls.device, calls.formats, lane)
 
-    def gather(self, ids: npt.NDArray[Any], out: Any, stream: Any, *, format: Format, per_head: bool) -> Any:  # noqa: A002
-        """Start a gather; arguments as for `CudaTable.gather`. `ids` are read before it returns."""
-        calls = self._calls
-        if out is None:
-            raise ParameterError("ids on the host need an out", remedy="give an array on the GPU for the rows")
-        calls.formats.check(format)
-        check_ids(str(ids.dtype))
-        columns = calls.part.columns(ids.shape, per_head=per_head)
-        rows = calls.part.row_ids(ids, columns, per_head=per_head)
-        target = calls.output(out, columns, format)
-        handle = stream_handle(stream, (target.array,))
-        if is_captured(handle):
-            raise CudaError("ids on the host cannot be captured", remedy="give ids on the device")
-        wait_for_producers((target.array,), handle)
-        # Columns were chosen, and zeros put in, by row_ids().
-        plan = calls.plans.plan(0, columns.padded, columns.padded, per_head=False)
-        route = self._routes[format, target.unit]
-        self._launch(plan, route, rows, (target.array.address, target.stride, target.column_stride), handle)
-        return out
-
-    def _launch(
-        self, plan: Any, route: Any, rows: npt.NDArray[np.int64], out: tuple[int, int, int], stream: int
-    ) -> None:
-        """Start the gather of rows [outer, columns] into `out`: address, bytes from outer to outer, between columns."""
+    def launch(self, call: HostLaunch) -> None:
+        """Start a gather. CudaError where neither the CPU nor the GPU can fetch its rows."""
+        plan, form, rows, out, stream = call
+        route = self._routes[form]
         table = self._calls.table
         use(self._calls.device)
         with self._turn:

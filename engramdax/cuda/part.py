@@ -33,6 +33,10 @@ class Columns(NamedTuple):
     apart: bool
     """Whether columns are a dimension of the rows."""
 
+    def outer(self, ids: int) -> int:
+        """Give how many times so many ids fill the columns."""
+        return ids // self.total if self.total else 0
+
 
 class Part:
     """Rows low to high - 1 of a table, and a range of heads where `heads` gives one: (first, count).
@@ -77,7 +81,7 @@ class Part:
         ids: int32 or int64, of the shape that `columns` is of. Gives int64 [outer, columns.padded]: rows of the
         table, and -1 for each row of zeros.
         """
-        outer = ids.size // columns.total if columns.total else 0
+        outer = columns.outer(ids.size)
         wanted = ids.reshape(outer, columns.total).astype(np.int64)
         if per_head and self.begins is not None:
             sizes = np.diff(self.begins)

@@ -189,7 +189,10 @@ class CudaTable:
         known = self._forms.get(key)
         if known is None or (out.data_ptr() & (known.align - 1)):
             if (host_ids := on_host(ids)) is not None:
-                return self._host_rounds().gather(host_ids, out, stream, format=format, per_head=per_head)
+                self._check_open()
+                call = self._calls.prepare_host(host_ids, out, stream, format=format, per_head=per_head)
+                self._host_rounds().launch(call)
+                return out
             prepared = self._prepare(ids, out, stream, format=format, per_head=per_head)
             if key is not None:
                 if len(self._forms) >= MOST_FORMS:
@@ -235,17 +238,19 @@ class CudaTable:
             raise ParameterError("a prepared gather needs its out", remedy="give an array for the rows")
         return CudaGatherer(self, self._prepare(ids, out, stream, format=format, per_head=per_head))
 
-    def _prepare(self, ids: Any, out: Any, stream: Any, *, format: Format, per_head: bool) -> Prepared:  # noqa: A002
+    def _check_open(self) -> None:
         if self.closed:
             raise ClosedError(f"the CudaTable of {self.table.name} was closed")
+
+    def _prepare(self, ids: Any, out: Any, stream: Any, *, format: Format, per_head: bool) -> Prepared:  # noqa: A002
+        self._check_open()
         return self._calls.prepare(ids, out, stream, format=format, per_head=per_head)
 
     def _host_rounds(self) -> HostRounds:
-        """Give what gathers for ids of the host, made at the first of them."""
-        if self.closed:
-            raise ClosedError(f"the CudaTable of {self.table.name} was closed")
+        """Give what gathers for ids of the host, made at the first of them, which is not captured."""
         with self._host_mutex:
             if self._host is None:
+                use(self.device)  # of a thread that has not used CUDA yet
                 lane = self._lane.another() if self._lane else None
                 self._host = HostRounds(self._calls, lane)
                 self.nbytes += lane.nbytes if lane else 0
