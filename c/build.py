@@ -39,7 +39,20 @@ TARGET = ROOT / "engramdax" / "_core.abi3.so"
 UDEV = ROOT / "udev"
 UDEV_TARGET = ROOT / "engramdax" / "_udev"
 HELPER = "engramdax-dax-id"
-UNITS = ("media", "mapping", "interleave", "team", "guard", "kernel", "gather", "hash", "count", "lane", "cuda", "sysfs")
+UNITS = (
+    "media",
+    "mapping",
+    "interleave",
+    "team",
+    "guard",
+    "kernel",
+    "gather",
+    "hash",
+    "count",
+    "lane",
+    "cuda",
+    "sysfs",
+)
 
 
 def ffi_builder() -> cffi.FFI:
