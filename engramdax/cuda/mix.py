@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from engramdax._core import lib
-from engramdax.cuda.driver import DeviceMemory, bindings, checked, error
+from engramdax.cuda.driver import DeviceMemory, bindings, checked
 from engramdax.errors import BackingError
 from engramdax.files import replace_file
+from engramdax.gathering import thread_count
 from engramdax.host import cache_dir
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ LATE: Final = 3
 LEAST_DEADLINE_US: Final = 150
 LEAST_MISSED: Final = 0.01
 LENIENT_US: Final = 1_000_000
+MOST_DEADLINE_ROW_NS: Final = 20_000
+"""Some 20 s for the largest call: no machine that can be calibrated takes so long, but a damaged file may say so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +91,11 @@ def read(path: Path) -> Mix | None:
     try:
         found = json.loads(path.read_text())
         numbers = {f.name: int(found[f.name]) for f in fields(Mix) if f.type == "int"}
-        if any(not 0 <= n <= NEVER for n in numbers.values()) or numbers["local_of_64"] > 64:
+        most = {"local_of_64": 64, "deadline_us": LENIENT_US, "deadline_row_ns": MOST_DEADLINE_ROW_NS}
+        if any(not 0 <= n <= most.get(name, NEVER) for name, n in numbers.items()):
             return None
         return Mix(**numbers, seconds=float(found["seconds"]), measured=dict(found["measured"] or {}))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 
@@ -108,7 +112,7 @@ def keep(path: Path, mix: Mix) -> None:
 class Calibration:
     """Times gathers of random rows on a stream of its own, and finds the shares that serve best."""
 
-    def __init__(self, core: Any, rows: int, row_bytes: int, launch: Callable[[int, int, int, int], int]) -> None:
+    def __init__(self, core: Any, rows: int, row_bytes: int, launch: Callable[[int, int, int, int], None]) -> None:
         """`launch` takes the addresses of int32 ids and of the output, a number of rows and a stream."""
         self._core = core
         self._launch = launch
@@ -139,8 +143,7 @@ class Calibration:
             for _ in range(CALLS):
                 at = self._turn * rows % ((SETS - 1) * self._most)
                 self._turn += 1
-                if result := self._launch(self._ids.address + at * 4, self._out.address, rows, self._stream):
-                    raise error(result, "the gather cannot be calibrated")
+                self._launch(self._ids.address + at * 4, self._out.address, rows, self._stream)
             driver.cuEventRecord(end, self._stream)
             checked(driver.cuEventSynchronize(end), "the GPU failed")
             if round_ >= 0:
@@ -167,8 +170,8 @@ class Calibration:
         mix = replace(
             shares,
             from_rows=self._from_rows(shares),
-            deadline_us=max(LEAST_DEADLINE_US, int(LATE * small)),
-            deadline_row_ns=int(LATE * 1e3 * large / many),
+            deadline_us=min(LENIENT_US, max(LEAST_DEADLINE_US, int(LATE * small))),
+            deadline_row_ns=min(MOST_DEADLINE_ROW_NS, int(LATE * 1e3 * large / many)),
             seconds=time.perf_counter() - start,
             measured=measured,
         )
@@ -198,4 +201,4 @@ class Calibration:
 def sane_threads(threads: int | None) -> int:
     """Give how many threads of the CPU a lane may have: three quarters of the process's cores by default."""
     limit = int(lib.ed_team_limit())
-    return max(1, limit - limit // 4) if threads is None else max(1, min(threads, limit))
+    return max(1, limit - limit // 4) if threads is None else min(thread_count(threads), limit)

@@ -17,7 +17,7 @@ from engramdax.cuda.arrays import (
     torch_stream,
     wait_for_producers,
 )
-from engramdax.cuda.driver import DeviceMemory, bindings, checked, use
+from engramdax.cuda.driver import DeviceMemory, bindings, checked, on_device, use
 from engramdax.errors import ClosedError, ParameterError
 
 if TYPE_CHECKING:
@@ -33,11 +33,14 @@ MOST_FORMS: Final = 64
 class _View:
     """An array in memory of this object, for whoever reads `__cuda_array_interface__`."""
 
-    def __init__(self, address: int, shape: tuple[int, ...], typestr: str, strides: Any = None) -> None:
+    def __init__(
+        self, memory: DeviceMemory, shape: tuple[int, ...], typestr: str, strides: Any = None, at: int = 0
+    ) -> None:
+        self._memory = memory  # lives as long as whoever has the array
         self.__cuda_array_interface__ = {
             "shape": shape,
             "typestr": typestr,
-            "data": (address, False),
+            "data": (memory.address + at, False),
             "strides": strides,
             "stream": None,
             "version": 3,
@@ -99,6 +102,11 @@ class Prefetcher:
             raise ParameterError("the tables are on several devices", remedy="make a Prefetcher for each")
         self._hasher = hasher
         self._layers = tuple(hasher.hasher.layout.layer_of(t.table) for t in tables) if hasher else ()
+        if hasher and sorted(self._layers) != list(range(layers := len(hasher.hasher.layout.layer_ids))):
+            raise ParameterError(
+                f"the hasher has {layers} layers, the tables are its layers {', '.join(map(str, self._layers))}",
+                remedy="give one table for each",
+            )
         known = hasher.hasher.layout.heads if hasher else len(tables[0].table.heads or ())
         self.columns = columns or known
         if not self.columns or (hasher and self.columns != known):
@@ -142,7 +150,8 @@ class Prefetcher:
         source = device_array(ids, "ids")
         handle = stream_handle(stream, (source,))
         driver = bindings()
-        buffers = self._next(captured=is_captured(handle))
+        captured = is_captured(handle)
+        buffers = self._next(captured=captured)
         if self._hasher and len(source.shape) == 1:
             itemsize = self._hash(ids, source, buffers, handle, starts=starts, blocked=blocked, history=history)
         else:
@@ -156,6 +165,8 @@ class Prefetcher:
             checked(driver.cuEventRecord(fetched, self._side), "cannot record an event")
         checked(driver.cuEventRecord(buffers.done, self._side), "cannot record an event")
         self._current = buffers
+        if not captured:
+            self._turn ^= 1  # only now: a step that was refused takes nobody's rows away
 
     def rows(self, layer: int, stream: Any = None) -> Any:
         """Let `stream` wait for a layer's rows of the step that was started last, and give them: [T, columns, R].
@@ -164,6 +175,8 @@ class Prefetcher:
         `__cuda_array_interface__`. stream: by default torch's current one.
         """
         buffers = self._started()
+        if not 0 <= layer < len(self.tables):
+            raise ParameterError(f"layer {layer} is none of {len(self.tables)}", remedy="give its place in tables")
         wait = bindings().cuStreamWaitEvent
         checked(wait(self._consumer(stream), buffers.fetched[layer], 0), "cannot wait for an event")
         key = (layer, buffers.tokens)
@@ -179,15 +192,19 @@ class Prefetcher:
         checked(bindings().cuStreamWaitEvent(self._consumer(stream), buffers.done, 0), "cannot wait for an event")
 
     def close(self) -> None:
-        """Give memory and stream back, once the GPU has done what was started. May be called twice."""
-        if not self.closed:
-            self.closed = True
-            checked(bindings().cuCtxSynchronize(), "the GPU failed")
-            for buffers in (*self._sets, *([self._captured] if self._captured else [])):
-                for event in (buffers.begun, buffers.done, *buffers.fetched):
-                    bindings().cuEventDestroy(event)
-            self._sets, self._captured, self._current = [], None, None
-            self._finalizer()
+        """Give memory and stream back, once the GPU has done what was started. May be called twice.
+
+        Rows that somebody still has stay until then.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        with on_device(self.device):
+            try:
+                checked(bindings().cuCtxSynchronize(), "the GPU failed")
+            finally:
+                self._sets, self._captured, self._current = [], None, None
+                self._finalizer()
 
     def _started(self) -> _Buffers:
         if self.closed:
@@ -202,7 +219,6 @@ class Prefetcher:
                 with _allowed_while_capturing():
                     self._captured = self._buffers()
             return self._captured
-        self._turn ^= 1
         return self._sets[self._turn]
 
     def _buffers(self) -> _Buffers:
@@ -214,6 +230,9 @@ class Prefetcher:
         begun, done, *fetched = (
             checked(driver.cuEventCreate(flag), "cannot make an event") for _ in range(2 + len(self.tables))
         )
+        for event in (begun, done, *fetched):
+            # One that is still to be reached goes when it was.
+            weakref.finalize(ids, driver.cuEventDestroy, event).atexit = False
         return _Buffers(ids, rows, begun, fetched, done, {}, {})
 
     def _copy(self, source: DeviceArray, buffers: _Buffers, stream: int) -> int:
@@ -240,11 +259,7 @@ class Prefetcher:
         self._check_tokens(source.shape[0])
         size = 4 if hasher.hasher.max_rows < 1 << 31 else 8
         shape = (source.shape[0], len(hasher.hasher.layout.layer_ids), self.columns)
-        if shape[1] != len(self.tables):
-            raise ParameterError(
-                f"the hasher has {shape[1]} layers, the Prefetcher {len(self.tables)}", remedy="give a table for each"
-            )
-        hasher(ids, _View(buffers.ids.address, shape, f"<i{size}"), stream, **options)
+        hasher(ids, _View(buffers.ids, shape, f"<i{size}"), stream, **options)
         return size
 
     def _check_tokens(self, tokens: int) -> None:
@@ -259,8 +274,8 @@ class Prefetcher:
                 buffers.gatherers.clear()
             place = self._layers[layer] if self._hasher else layer
             step = len(self.tables) * self.columns * itemsize
-            address = buffers.ids.address + place * self.columns * itemsize
-            ids = _View(address, (tokens, self.columns), f"<i{itemsize}", (step, itemsize))
+            at = place * self.columns * itemsize
+            ids = _View(buffers.ids, (tokens, self.columns), f"<i{itemsize}", (step, itemsize), at)
             out = self._view(buffers, layer, tokens)
             known = self.tables[layer].gatherer(ids, out, int(self._side), format=self._format)
             buffers.gatherers[key] = known
@@ -268,7 +283,7 @@ class Prefetcher:
 
     def _view(self, buffers: _Buffers, layer: int, tokens: int) -> _View:
         shape = self._shapes[layer]
-        return _View(buffers.rows[layer].address, (tokens, *shape.shape), shape.typestr)
+        return _View(buffers.rows[layer], (tokens, *shape.shape), shape.typestr)
 
     def _array(self, view: _View) -> Any:
         torch = sys.modules.get("torch")
