@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -29,7 +30,8 @@ class HostRounds:
     """The lane of a CudaTable for such gathers; `lane` is None where rows have to be read directly."""
 
     def __init__(self, cuda: CudaTable, lane: Lane | None) -> None:
-        self._cuda = cuda
+        # Not a cycle: the garbage collector would take its time over pinned memory.
+        self._cuda: Any = weakref.proxy(cuda)
         self.lane = lane
         self._turn = threading.Lock()
         self._routes: dict[int, Any] = {}

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+import threading
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -21,7 +23,7 @@ from engramdax.cuda.arrays import (
     torch_stream,
     wait_for_producers,
 )
-from engramdax.cuda.driver import DeviceMemory, bindings, checked, error, use
+from engramdax.cuda.driver import DeviceMemory, bindings, checked, error, on_device, use
 from engramdax.cuda.host_rounds import HostRounds
 from engramdax.cuda.hot import HotRows, rows_within
 from engramdax.cuda.kernels import function
@@ -87,6 +89,14 @@ class CudaTable:
             raise ParameterError(
                 f"table {table.name} is not packed", remedy="load it with engramdax, which packs each row in one piece"
             )
+        if not isinstance(sm_share, int | float) or not 0 < sm_share <= 1:
+            raise ParameterError(f"sm_share={sm_share!r} is no share", remedy="give a number above 0, at most 1")
+        low, high = (0, table.rows) if rows is None else rows
+        if not 0 <= low <= high <= table.rows:
+            raise ParameterError(f"rows {low} to {high} are no part of {table.rows}")
+        if heads is not None and (heads[0] < 0 or heads[1] < 1 or (padded_heads or heads[1]) < heads[1]):
+            raise ParameterError(f"heads={heads}, padded_heads={padded_heads} make no range")
+        wanted_threads = sane_threads(threads)
         self.table = table
         self.device = device
         self._float8_dim = _float8_dim(table)
@@ -95,13 +105,8 @@ class CudaTable:
         self.device_ptr = self._registration.device_pointer if self._registration else 0
         self.nbytes = 0
         self.closed = False
-        low, high = (0, table.rows) if rows is None else rows
-        if not 0 <= low <= high <= table.rows:
-            raise ParameterError(f"rows {low} to {high} are no part of {table.rows}")
         self._heads = heads
         self._padded = padded_heads
-        if heads is not None and (heads[0] < 0 or heads[1] < 1 or (padded_heads or heads[1]) < heads[1]):
-            raise ParameterError(f"heads={heads}, padded_heads={padded_heads} make no range")
         plan: Any = ffi.new("struct ed_cuda_gather *")
         plan.base, plan.stride, plan.row_bytes = self.device_ptr, layout.row_bytes, layout.row_bytes
         plan.row_low, plan.row_high, plan.dim = low, high, self._float8_dim
@@ -112,10 +117,8 @@ class CudaTable:
             self._begins = DeviceMemory(begins.nbytes)
             self._begins.write(begins)
             self.nbytes += begins.nbytes
-        if not 0 < sm_share <= 1:
-            raise ParameterError(f"sm_share={sm_share} is no share", remedy="give a number above 0, at most 1")
         self._shared = threads is None
-        self._lane = self._make_lane(path, sane_threads(threads), sm_share)
+        self._lane = self._make_lane(path, wanted_threads, sm_share)
         names = {("raw", unit): f"raw_{unit}" for unit in UNITS}
         if self._float8_dim:
             names |= {("bf16", 16): "float8_bf16", ("fp16", 16): "float8_fp16"}
@@ -123,6 +126,7 @@ class CudaTable:
         self._plans: dict[tuple[int, int, int, bool], Any] = {}
         self._forms: dict[Any, _Form] = {}
         self._host: HostRounds | None = None
+        self._making_host = threading.Lock()
         self._hot: HotRows | None = None
         if hot is not None:
             self._hot = self._make_hot(hot)
@@ -159,7 +163,7 @@ class CudaTable:
             threads=threads,
             shared=self._shared,
             blocks=max(1, int(sms * sm_share)),
-            registered=self._registration is not None,
+            registration=self._registration,
         )
         self.nbytes += lane.nbytes
         return lane
@@ -204,21 +208,29 @@ class CudaTable:
         What others do on the machine meanwhile is measured, too. ParameterError with path="direct", where nothing
         is mixed.
         """
+        if self.closed:
+            raise ClosedError(f"the CudaTable of {self.table.name} was closed")
         if self._lane is None or self._registration is None:
             raise ParameterError("rows of this CudaTable come on one way alone", remedy="say path='auto' or 'mix'")
         unit = next(n for n in UNITS if (self.table.row_bytes | self.device_ptr) % n == 0)
         plan, route = self._plan_for(0, 1, 1, per_head=False), self._routes["raw", unit]
         width = self.table.row_bytes
 
-        def launch(ids: int, out: int, rows: int, stream: int) -> int:
-            return int(lib.ed_cuda_gather(plan, route, ids, 0, 1, rows, out, width, 0, stream))
+        def launch(ids: int, out: int, rows: int, stream: int) -> None:
+            if result := lib.ed_cuda_gather(plan, route, ids, 0, 1, rows, out, width, 0, stream):
+                raise self.launch_error(result)
 
-        calibration = Calibration(self._lane.core, self.table.rows, width, launch)
+        mix = getattr(self, "mix", None) or Mix()  # that of before, should there be no new one
         try:
-            self.mix = calibration.run()
+            with on_device(self.device):
+                calibration = Calibration(self._lane.core, self.table.rows, width, launch)
+                try:
+                    mix = calibration.run()
+                finally:
+                    calibration.close()
         finally:
-            calibration.close()
-        self.mix.apply(self._lane.core, missed=1 - self._hot_share())
+            mix.apply(self._lane.core, missed=1 - self._hot_share())
+        self.mix = mix
         keep(self._mix_path(), self.mix)
         return self.mix
 
@@ -307,8 +319,9 @@ class CudaTable:
         by_heads = per_head or self._heads is not None
         out_stride, column_stride = _out_form(target, columns=len(shape) > 1 or by_heads)
         columns = flat.shape[1]
-        if self._host is None:
-            self._host = HostRounds(self, self._make_host_lane())
+        with self._making_host:
+            if self._host is None:
+                self._host = HostRounds(self, self._make_host_lane())
         route = self._host.route(
             self._routes[format, self.unit_at(target.address | out_stride | column_stride, format)]
         )
@@ -321,8 +334,9 @@ class CudaTable:
         if ids.dtype not in (np.int32, np.int64):
             raise ParameterError(f"ids are {ids.dtype}", remedy="give int32 or int64")
         by_heads = per_head or self._heads is not None
-        columns = ids.shape[-1] if len(ids.shape) > 1 or by_heads else 1
-        wanted = ids.reshape(-1, columns).astype(np.int64)
+        last = len(ids.shape) > 1 or (len(ids.shape) == 1 and by_heads)
+        columns = ids.shape[-1] if last else 1
+        wanted = ids.reshape(math.prod(ids.shape[:-1]) if last else ids.size, columns).astype(np.int64)
         if per_head:
             if not self.table.heads or columns != len(self.table.heads):
                 raise ParameterError(f"ids of shape {ids.shape} do not end in the heads of table {self.table.name}")
@@ -333,6 +347,8 @@ class CudaTable:
         if first + count > columns:
             raise ParameterError(f"ids of shape {ids.shape} do not hold heads {first} to {first + count - 1}")
         padded = self._padded or count
+        if wanted.shape[0] * padded >= LAUNCH_ROWS:
+            raise ParameterError(f"{wanted.shape[0] * padded} rows in one call", remedy="gather fewer at once")
         found = np.full((wanted.shape[0], padded), -1, np.int64)
         found[:, :count] = wanted[:, first : first + count]
         return found, (*ids.shape[:-1], padded) if len(ids.shape) > 1 or by_heads else ids.shape
@@ -348,7 +364,7 @@ class CudaTable:
             threads=self._lane.threads,
             shared=self._shared,
             blocks=int(core.staged_blocks),
-            registered=self._registration is not None,
+            registration=self._registration,
         )
         lane.core.deadline_us, lane.core.deadline_row = core.deadline_us, core.deadline_row
         self.nbytes += lane.nbytes
@@ -364,8 +380,14 @@ class CudaTable:
 
     def launch_error(self, result: int) -> EngramdaxError:
         """Give the error for a launch that the driver refused, or that tells of one before."""
-        if result == TROUBLE and self._lane and (found := self._lane.error()):
-            return found
+        if result == TROUBLE:
+            for lane in (self._lane, self._host.lane if self._host else None):
+                if lane and (found := lane.error()):
+                    return found
+            return CudaError(
+                f"a gather of table {self.table.name} before went wrong, as another thread was told",
+                remedy="call again: this one was not started",
+            )
         return error(result, f"the gather of table {self.table.name} cannot be launched")
 
     def gatherer(
@@ -534,19 +556,26 @@ class CudaTable:
         return self._hot.seconds if self._hot else 0.0
 
     def close(self) -> None:
-        """Give GPU memory and registration back, once the GPU has done what was launched. May be called twice."""
+        """Give GPU memory and registration back, once the GPU has done what was launched. May be called twice.
+
+        Not while another thread is in a call of this object, and no graph that holds such calls may be replayed later.
+        `check` tells of gathers until then, after it, too.
+        """
         if self.closed:
             return
         self.closed = True
-        checked(bindings().cuCtxSynchronize(), "the GPU failed")
-        if self._lane:
-            self._lane.close()
-        if self._host:
-            self._host.close()
-        self._hot = None
-        self._plans.clear()
-        self._forms.clear()
-        del self._registration, self._begins
+        with on_device(self.device):
+            try:
+                checked(bindings().cuCtxSynchronize(), "the GPU failed")
+            finally:  # a GPU that failed does nothing more either
+                if self._lane:
+                    self._lane.close()
+                if self._host:
+                    self._host.close()
+                self._hot = None
+                self._plans.clear()
+                self._forms.clear()
+                self._registration = self._begins = None
 
     def hits(self) -> int:
         """Give how many rows were served from the hot rows so far; waits for the GPU."""
@@ -649,6 +678,8 @@ def _collapse(shape: tuple[int, ...], strides: tuple[int, ...], what: str) -> tu
 def _ids_form(ids: DeviceArray, *, by_heads: bool) -> tuple[int, int, int]:
     """Give outer, ids_stride (elements) and columns."""
     shape, strides, size = ids.shape, ids.strides, ids.itemsize
+    if ids.address % size or any(n > 1 and stride % size for n, stride in zip(shape, strides, strict=True)):
+        raise ParameterError(f"ids do not lie at multiples of their {size} bytes", remedy="give an aligned array")
     if len(shape) > 1 or (shape and by_heads):
         if strides[-1] != size and shape[-1] > 1:
             raise ParameterError(f"the last dimension of ids is strided ({strides[-1]} bytes)")

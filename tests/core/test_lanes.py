@@ -222,7 +222,7 @@ def _in_child(body) -> None:
             signal.alarm(30)
             body()
             code = 0
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - whatever it was, the child ends here
             traceback.print_exc()
         finally:
             os._exit(code)
