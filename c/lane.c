@@ -33,6 +33,7 @@ enum {
     PATIENCE_NS = 1000 * 1000 * 1000,
     NAP_NS = 50 * 1000,
     LONG_NAP_NS = 1000 * 1000,
+    ENDING_NAPS = 2000, // of CLOSING_NAP_NS: as long as an exit may wait for a round
 };
 
 struct ed_lane {
@@ -67,6 +68,7 @@ static _Atomic pid_t poller;   // the process that has one
 static _Atomic int ranks = -1; // file
 static _Atomic int rank_bytes;
 static _Atomic int processes = 1;
+static _Atomic bool ending, ended; // the process, and the poller for it
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 // Closed lanes are used again and never freed: a thread that launches while the process ends may still look at one.
 static struct ed_lane *spare;
@@ -291,6 +293,8 @@ static void *poll_lanes(void *unused)
         }
         if (found == DONE)
             continue;
+        if (found == NOTHING && atomic_load_explicit(&ending, memory_order_relaxed))
+            break;
         relax();
         if (looks % LOOKS_BETWEEN_CLOCKS)
             continue;
@@ -307,6 +311,7 @@ static void *poll_lanes(void *unused)
         if (atomic_load_explicit(&captured, memory_order_relaxed) == 0 && idle >= 0 && !is_launch_outstanding(now))
             doze(idle);
     }
+    atomic_store(&ended, true);
     return unused;
 }
 
@@ -334,10 +339,24 @@ void ed_lane_keep_awake(struct ed_lane *lane)
     wake_up();
 }
 
+// However a process ends, the driver's memory goes in handlers that were registered before this one.
+static void end_poller(void)
+{
+    if (atomic_load(&poller) != getpid())
+        return;
+    atomic_store(&ending, true);
+    for (int naps = 0; naps < ENDING_NAPS && !atomic_load(&ended); naps++) {
+        wake_up();
+        nanosleep(&(struct timespec){.tv_nsec = CLOSING_NAP_NS}, NULL);
+    }
+}
+
 static bool start_poller(void)
 {
+    static bool registered;
     if (atomic_load(&poller) == getpid())
         return true;
+    registered = registered || atexit(end_poller) == 0;
     if (!ed_team_start_thread(poll_lanes, NULL, "engramdax-lanes"))
         return false;
     atomic_store(&poller, getpid());
@@ -441,6 +460,8 @@ static void forget_after_fork(void)
     atomic_store(&captured, 0);
     atomic_store(&awake_until, 0);
     atomic_store(&asleep, false);
+    atomic_store(&ending, false);
+    atomic_store(&ended, false);
     atomic_store(&poller, 0);
     atomic_store(&ranks, -1); // POSIX locks are not inherited
     atomic_store(&processes, 1);

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -394,6 +395,19 @@ def test_processes_with_lanes_count_each_other(tmp_path):
             process.wait()
             process.stdin.close()
             process.stdout.close()
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_a_process_that_calls_exit_ends_though_the_lanes_memory_goes_first(tmp_path):
+    root = Path(__file__).parents[2]
+    units = ("media", "team", "guard", "kernel", "hash", "gather", "lane")
+    program = tmp_path / "lane_exit"
+    sources = [root / "tests/core/lane_exit.c", *(root / "c" / f"{unit}.c" for unit in units)]
+    flags = ["-std=c11", "-O2", "-Wno-unknown-pragmas", f"-I{root / 'c'}"]
+    subprocess.run(["cc", *flags, "-o", program, *sources, "-lpthread"], check=True)
+    for _ in range(5):
+        for captured in ([], ["captured"]):
+            assert subprocess.run([program, *captured], timeout=30, check=False).returncode == 0
 
 
 AGAIN = """
