@@ -82,7 +82,7 @@ static void open_driver(void)
     for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
         void *symbol = dlsym(library, symbols[i].name);
         if (!symbol) {
-            absent = "libcuda.so.1 lacks a function that CUDA 11 has: the driver is too old";
+            absent = "libcuda.so.1 lacks a function that CUDA 11.8 has: the driver is too old";
             return;
         }
         *(void **)((char *)&driver + symbols[i].offset) = symbol;
@@ -282,13 +282,16 @@ int ed_cuda_gather_host(const struct ed_cuda_gather *plan, const struct ed_cuda_
         return ED_CUDA_BUSY;
     memcpy((void *)(uintptr_t)m.ids, ids, rows * sizeof *ids);
     m.host_rows = (uint32_t)rows;
-    m.host_sequence = last + 1;
+    m.host_sequence = ED_LANE_AFTER(last);
     lane->token = m.host_sequence;
     ed_lane_expect(lane->lane, 0);
     __atomic_store_n((uint64_t *)(uintptr_t)m.message, ED_LANE_MESSAGE(m.host_sequence, m.chunk_rows, rows),
                      __ATOMIC_RELEASE);
     void *list[] = {&p, &m};
-    return launch(route->mixed, m.staged_blocks, MIX_BLOCK, list, stream);
+    result = launch(route->mixed, m.staged_blocks, MIX_BLOCK, list, stream);
+    if (result) // the CPU does a round that the GPU will never use
+        __atomic_store_n((uint64_t *)(uintptr_t)m.consumed, m.host_sequence, __ATOMIC_RELEASE);
+    return result;
 }
 
 int ed_cuda_gather(const struct ed_cuda_gather *plan, const struct ed_cuda_route *route, uint64_t ids, int ids_64,

@@ -6,7 +6,6 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,9 +33,12 @@ enum {
     PATIENCE_NS = 1000 * 1000 * 1000,
     NAP_NS = 50 * 1000,
     LONG_NAP_NS = 1000 * 1000,
+    ENDING_NAPS = 2000, // of CLOSING_NAP_NS: as long as an exit may wait for a round
 };
 
 struct ed_lane {
+    struct ed_lane *spare; // the next of those that were closed
+    pid_t process;         // that opened it
     struct ed_lane_memory memory;
     const struct ed_table *table;
     int threads;
@@ -52,7 +54,7 @@ struct ed_lane {
     _Atomic bool leaving, gone;
     int64_t begun; // ns
     _Atomic uint64_t unreadable, rounds, served, busy_ns;
-    _Atomic int64_t unreadable_ids[ED_LANE_UNREADABLE];
+    _Atomic int64_t unreadable_ids[ED_LANE_UNREADABLE]; // and 1 more; 0 where one is just being noted
     _Atomic uint32_t stall_one_in, stall_us, stall_count;
 };
 
@@ -66,7 +68,10 @@ static _Atomic pid_t poller;   // the process that has one
 static _Atomic int ranks = -1; // file
 static _Atomic int rank_bytes;
 static _Atomic int processes = 1;
+static _Atomic bool ending, ended; // the process, and the poller for it
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+// Closed lanes are used again and never freed: a thread that launches while the process ends may still look at one.
+static struct ed_lane *spare;
 
 static inline void relax(void)
 {
@@ -89,7 +94,7 @@ static void note_unreadable(void *context, uint64_t position)
     struct ed_lane *lane = context;
     const uint64_t n = atomic_fetch_add(&lane->unreadable, 1);
     if (n < ED_LANE_UNREADABLE)
-        atomic_store(&lane->unreadable_ids[n], lane->memory.ids[position]);
+        atomic_store(&lane->unreadable_ids[n], lane->memory.ids[position] + 1ll);
 }
 
 // The chunk that ticket `ticket` stands for. Threads begin in ranges of tickets of their own, and the GPU takes chunks
@@ -138,19 +143,21 @@ static void do_chunk(void *context, uint64_t ticket)
     __atomic_store_n(&lane->memory.flags[(uint64_t)chunk * ED_LANE_FLAG_STRIDE], lane->seen, __ATOMIC_RELEASE);
 }
 
+// How many locks of other processes there are on bytes [begin, end) of a file.
+static int count_locks(int fd, off_t begin, off_t end)
+{
+    // The kernel tells of any one of them, not of the first: the others are on either side of it.
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = begin, .l_len = end - begin};
+    if (begin >= end || fcntl(fd, F_GETLK, &lock) || lock.l_type == F_UNLCK)
+        return 0;
+    const off_t after = lock.l_len ? lock.l_start + lock.l_len : end;
+    return 1 + count_locks(fd, begin, lock.l_start) + count_locks(fd, after, end);
+}
+
 static void count_processes(void)
 {
-    const int fd = atomic_load(&ranks), bytes = atomic_load(&rank_bytes);
-    int found = 1;
-    for (off_t at = 0; fd >= 0 && at < bytes;) {
-        // Locks of this process are not told of; those of others one by one.
-        struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = at, .l_len = bytes - at};
-        if (fcntl(fd, F_GETLK, &lock) || lock.l_type == F_UNLCK)
-            break;
-        found++;
-        at = lock.l_start + (lock.l_len ? lock.l_len : bytes);
-    }
-    atomic_store(&processes, found);
+    const int fd = atomic_load(&ranks);
+    atomic_store(&processes, 1 + (fd < 0 ? 0 : count_locks(fd, 0, atomic_load(&rank_bytes))));
 }
 
 static int threads_of(const struct ed_lane *lane)
@@ -190,37 +197,6 @@ static void begin(struct ed_lane *lane, uint64_t message)
     lane->running = true;
 }
 
-static void finish(struct ed_lane *lane)
-{
-    ed_team_wait(&lane->job);
-    lane->running = false;
-    atomic_fetch_add_explicit(&lane->busy_ns, (uint64_t)(now_ns() - lane->begun), memory_order_relaxed);
-    __atomic_store_n(lane->memory.finished, lane->seen, __ATOMIC_RELEASE);
-}
-
-// Look at a lane once, and do a chunk of it; tell whether there was anything.
-static bool serve(unsigned place)
-{
-    struct ed_lane *lane = atomic_load_explicit(&lanes[place], memory_order_acquire);
-    if (!lane)
-        return false;
-    if (!lane->running) {
-        const uint64_t message = __atomic_load_n(lane->memory.message, __ATOMIC_ACQUIRE);
-        if (ED_LANE_SEQUENCE(message) != lane->seen) {
-            begin(lane, message);
-        } else if (atomic_load_explicit(&lane->leaving, memory_order_relaxed)) {
-            atomic_store(&lanes[place], NULL);
-            atomic_store(&lane->gone, true);
-        }
-    }
-    if (!lane->running)
-        return false;
-    // A round that was too small to be put up is done in one go.
-    if (lane->job.slot < 0 || (!ed_team_help(&lane->job) && ed_team_done(&lane->job)))
-        finish(lane);
-    return true;
-}
-
 static int most_threads(void)
 {
     int most = 0;
@@ -236,6 +212,47 @@ static void stay_awake(int64_t now)
     const int64_t until = now + atomic_load_explicit(&linger_us, memory_order_relaxed) * 1000LL;
     atomic_store_explicit(&awake_until, until, memory_order_relaxed);
     ed_team_stay_awake(until, most_threads() - 1);
+}
+
+static void finish(struct ed_lane *lane)
+{
+    ed_team_wait(&lane->job);
+    lane->running = false;
+    const int64_t now = now_ns();
+    atomic_fetch_add_explicit(&lane->busy_ns, (uint64_t)(now - lane->begun), memory_order_relaxed);
+    __atomic_store_n(lane->memory.finished, lane->seen, __ATOMIC_RELEASE);
+    stay_awake(now); // a replay tells nobody that it is about to come, but after one there are others
+}
+
+enum look { NOTHING, WAITING, DONE };
+
+// Look at a lane once, and do a chunk of it; tell whether there was anything, or only others that are not done yet.
+static enum look serve(unsigned place)
+{
+    struct ed_lane *lane = atomic_load_explicit(&lanes[place], memory_order_acquire);
+    if (!lane)
+        return NOTHING;
+    if (!lane->running) {
+        const uint64_t message = __atomic_load_n(lane->memory.message, __ATOMIC_ACQUIRE);
+        if (ED_LANE_SEQUENCE(message) != lane->seen) {
+            begin(lane, message);
+        } else if (atomic_load_explicit(&lane->leaving, memory_order_relaxed)) {
+            atomic_store(&lanes[place], NULL);
+            atomic_store(&lane->gone, true);
+            return NOTHING; // it is somebody else's from here on
+        }
+    }
+    if (!lane->running)
+        return NOTHING;
+    // A round that was too small to be put up is done in one go.
+    if (lane->job.slot >= 0) {
+        if (ed_team_help(&lane->job))
+            return DONE;
+        if (!ed_team_done(&lane->job))
+            return WAITING;
+    }
+    finish(lane);
+    return DONE;
 }
 
 // Whether a launch is on its way through its stream.
@@ -269,14 +286,15 @@ static void *poll_lanes(void *unused)
 {
     int64_t counted = 0;
     for (unsigned looks = 1;; looks++) {
-        bool busy = false;
-        for (unsigned i = 0; i < ED_LANES; i++)
-            busy |= serve(i);
-        if (busy) {
-            if (looks % LOOKS_BETWEEN_CLOCKS == 0)
-                stay_awake(now_ns());
-            continue;
+        enum look found = NOTHING;
+        for (unsigned i = 0; i < ED_LANES; i++) {
+            const enum look look = serve(i);
+            found = look > found ? look : found;
         }
+        if (found == DONE)
+            continue;
+        if (found == NOTHING && atomic_load_explicit(&ending, memory_order_relaxed))
+            break;
         relax();
         if (looks % LOOKS_BETWEEN_CLOCKS)
             continue;
@@ -284,13 +302,16 @@ static void *poll_lanes(void *unused)
             count_processes();
             counted = now_ns();
         }
-        sched_yield(); // whoever else wants this CPU has better use for it
+        sched_yield(); // whoever else wants this CPU has better use for it, a worker in mid-chunk above all
+        if (found == WAITING)
+            continue;
         const int64_t now = now_ns(), idle = now - atomic_load(&awake_until);
         if (idle < 0) // somebody expects a round, with the team asleep, it may be
             ed_team_stay_awake(atomic_load(&awake_until), most_threads() - 1);
         if (atomic_load_explicit(&captured, memory_order_relaxed) == 0 && idle >= 0 && !is_launch_outstanding(now))
             doze(idle);
     }
+    atomic_store(&ended, true);
     return unused;
 }
 
@@ -318,24 +339,26 @@ void ed_lane_keep_awake(struct ed_lane *lane)
     wake_up();
 }
 
+// However a process ends, the driver's memory goes in handlers that were registered before this one.
+static void end_poller(void)
+{
+    if (atomic_load(&poller) != getpid())
+        return;
+    atomic_store(&ending, true);
+    for (int naps = 0; naps < ENDING_NAPS && !atomic_load(&ended); naps++) {
+        wake_up();
+        nanosleep(&(struct timespec){.tv_nsec = CLOSING_NAP_NS}, NULL);
+    }
+}
+
 static bool start_poller(void)
 {
+    static bool registered;
     if (atomic_load(&poller) == getpid())
         return true;
-    sigset_t all, before; // as for the team's threads
-    sigfillset(&all);
-    sigdelset(&all, SIGBUS);
-    sigdelset(&all, SIGSEGV);
-    sigdelset(&all, SIGFPE);
-    sigdelset(&all, SIGILL);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    pthread_t thread;
-    const bool started = pthread_create(&thread, NULL, poll_lanes, NULL) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (!started)
+    registered = registered || atexit(end_poller) == 0;
+    if (!ed_team_start_thread(poll_lanes, NULL, "engramdax-lanes"))
         return false;
-    pthread_detach(thread);
-    pthread_setname_np(thread, "engramdax-lanes");
     atomic_store(&poller, getpid());
     return true;
 }
@@ -343,34 +366,35 @@ static bool start_poller(void)
 struct ed_lane *ed_lane_open(const struct ed_lane_memory *memory, const struct ed_table *table, int threads,
                              bool shared)
 {
-    struct ed_lane *lane = calloc(1, sizeof *lane);
-    if (!lane)
-        return NULL;
-    lane->memory = *memory;
-    lane->table = table;
-    lane->threads = threads < 1 ? 1 : threads;
-    lane->shared = shared;
-    lane->seen = ED_LANE_SEQUENCE(__atomic_load_n(memory->message, __ATOMIC_ACQUIRE));
     pthread_mutex_lock(&opening);
     unsigned place = 0;
     while (place < ED_LANES && atomic_load(&lanes[place]))
         place++;
-    const bool open = place < ED_LANES && start_poller();
-    if (open)
-        atomic_store(&lanes[place], lane);
-    pthread_mutex_unlock(&opening);
-    if (open) {
-        ed_lane_expect(lane, 0);
-        return lane;
+    struct ed_lane *lane = NULL;
+    if (place < ED_LANES && start_poller()) {
+        lane = spare ? spare : calloc(1, sizeof *lane);
+        spare = lane ? lane->spare : NULL;
     }
-    free(lane);
-    return NULL;
+    if (lane) {
+        memset(lane, 0, sizeof *lane);
+        lane->process = getpid();
+        lane->memory = *memory;
+        lane->table = table;
+        lane->threads = threads < 1 ? 1 : threads;
+        lane->shared = shared;
+        lane->seen = ED_LANE_SEQUENCE(__atomic_load_n(memory->message, __ATOMIC_ACQUIRE));
+        atomic_store(&lanes[place], lane);
+    }
+    pthread_mutex_unlock(&opening);
+    if (lane)
+        ed_lane_expect(lane, 0);
+    return lane;
 }
 
 void ed_lane_close(struct ed_lane *lane)
 {
-    if (atomic_load(&poller) != getpid())
-        return; // a child: neither thread nor GPU are its own
+    if (lane->process != getpid())
+        return; // of the process that this one was forked from: neither thread nor GPU are its own
     if (atomic_exchange(&lane->awake, false))
         atomic_fetch_sub(&captured, 1);
     atomic_store(&lane->leaving, true);
@@ -378,7 +402,10 @@ void ed_lane_close(struct ed_lane *lane)
         ed_lane_expect(lane, 0);
         nanosleep(&(struct timespec){.tv_nsec = CLOSING_NAP_NS}, NULL);
     }
-    free(lane);
+    pthread_mutex_lock(&opening);
+    lane->spare = spare;
+    spare = lane;
+    pthread_mutex_unlock(&opening);
 }
 
 bool ed_lane_troubled(const struct ed_lane *lane)
@@ -392,7 +419,7 @@ uint64_t ed_lane_unreadable(struct ed_lane *lane, int64_t *ids)
         return 0;
     const uint64_t count = atomic_exchange(&lane->unreadable, 0);
     for (uint64_t i = 0; i < count && i < ED_LANE_UNREADABLE; i++)
-        ids[i] = atomic_load(&lane->unreadable_ids[i]);
+        ids[i] = atomic_exchange(&lane->unreadable_ids[i], 0) - 1;
     return count;
 }
 
@@ -422,4 +449,26 @@ int ed_lanes_processes(void)
 void ed_lanes_configure(int linger)
 {
     atomic_store(&linger_us, linger < 0 ? DEFAULT_LINGER_US : linger);
+}
+
+// The child has neither the poller nor the GPU's memory that its parent's lanes lie in.
+static void forget_after_fork(void)
+{
+    for (unsigned i = 0; i < ED_LANES; i++)
+        atomic_store(&lanes[i], NULL);
+    spare = NULL;
+    atomic_store(&captured, 0);
+    atomic_store(&awake_until, 0);
+    atomic_store(&asleep, false);
+    atomic_store(&ending, false);
+    atomic_store(&ended, false);
+    atomic_store(&poller, 0);
+    atomic_store(&ranks, -1); // POSIX locks are not inherited
+    atomic_store(&processes, 1);
+    pthread_mutex_init(&opening, NULL);
+}
+
+__attribute__((constructor)) static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, forget_after_fork);
 }

@@ -38,6 +38,9 @@ enum {
 #define ED_LANE_MESSAGE(sequence, chunk_rows, rows)                                                                    \
     ((uint64_t)(sequence) << 32 | (uint64_t)((chunk_rows) / ED_LANE_CHUNK_UNIT) << 24 | (rows))
 
+// The number of the next round; never 0, which stands at flags of chunks that were never used.
+#define ED_LANE_AFTER(sequence) ((uint32_t)(sequence) == UINT32_MAX ? 1 : (uint32_t)(sequence) + 1)
+
 // Pinned memory that both sides see.
 struct ed_lane_memory {
     uint64_t *message;  // by the GPU
@@ -59,7 +62,8 @@ struct ed_lane;
 struct ed_lane *ed_lane_open(const struct ed_lane_memory *memory, const struct ed_table *table, int threads,
                              bool shared);
 
-// Close it, after the GPU has done all that was launched: wait for what the team does for it.
+// Close it, after the GPU has done all that was launched: wait for what the team does for it. A forked child closes
+// nothing of its parent's.
 void ed_lane_close(struct ed_lane *lane);
 
 // Tell that a round is about to come, with the launch of that token (0: at once): whoever sleeps wakes up meanwhile,
@@ -70,7 +74,7 @@ void ed_lane_expect(struct ed_lane *lane, uint64_t token);
 void ed_lane_keep_awake(struct ed_lane *lane);
 
 // Number of rows that could not be read since the last call, and were given as zeros; the ids of the first of them in
-// `ids`, ED_LANE_UNREADABLE at most.
+// `ids`, ED_LANE_UNREADABLE at most, -1 for one that is just being noted.
 uint64_t ed_lane_unreadable(struct ed_lane *lane, int64_t *ids);
 
 // Whether there are such rows.

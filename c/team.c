@@ -277,10 +277,8 @@ void ed_team_configure(int limit, int spin)
         atomic_store(&spin_us, spin);
 }
 
-static void start_workers(int wanted)
+bool ed_team_start_thread(void *(*body)(void *), void *argument, const char *name)
 {
-    if (atomic_load_explicit(&workers, memory_order_relaxed) >= wanted || pthread_mutex_trylock(&starting))
-        return;
     // Signals are for the program's own threads, but for those that a fault raises in the thread itself, whatever
     // the mask of the caller: a fault whose signal is blocked ends the process.
     sigset_t all, before;
@@ -296,15 +294,23 @@ static void start_workers(int wanted)
     cpu_set_t set;
     if (process_cpus(&set))
         pthread_attr_setaffinity_np(&attributes, sizeof set, &set);
-    while (atomic_load(&workers) < wanted) {
-        pthread_t thread;
-        if (pthread_create(&thread, &attributes, work, (void *)(uintptr_t)atomic_load(&workers)))
-            break; // a limit on threads: those there are, and the callers, do it
-        pthread_setname_np(thread, "engramdax");
-        atomic_fetch_add(&workers, 1);
-    }
+    pthread_t thread;
+    const bool started = pthread_create(&thread, &attributes, body, argument) == 0;
+    if (started)
+        pthread_setname_np(thread, name);
     pthread_attr_destroy(&attributes);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return started;
+}
+
+static void start_workers(int wanted)
+{
+    if (atomic_load_explicit(&workers, memory_order_relaxed) >= wanted || pthread_mutex_trylock(&starting))
+        return;
+    // A limit on threads: those there are, and the callers, do it.
+    while (atomic_load(&workers) < wanted &&
+           ed_team_start_thread(work, (void *)(uintptr_t)atomic_load(&workers), "engramdax"))
+        atomic_fetch_add(&workers, 1);
     pthread_mutex_unlock(&starting);
 }
 

@@ -59,6 +59,10 @@ int ed_team_limit(void);
 // (-1: leave it). Takes effect with the next job.
 void ed_team_configure(int limit, int spin_us);
 
+// Start a detached thread on the CPUs of the main thread's affinity, whatever the caller's own, with all signals
+// blocked but those that a fault raises; false where there is none to be had.
+bool ed_team_start_thread(void *(*body)(void *), void *argument, const char *name);
+
 // Keep `count` workers from sleeping until `until`, in nanoseconds of CLOCK_MONOTONIC; start and wake those that are
 // missing.
 void ed_team_stay_awake(int64_t until, int count);

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from engramdax.cuda.driver import bindings, checked, error
+from engramdax.cuda.driver import bindings, checked
 from engramdax.cuda.memory import DeviceMemory
-from engramdax.cuda.mix import NEVER, Mix
+from engramdax.cuda.mix import MOST_DEADLINE_ROW_NS, MOST_DEADLINE_US, NEVER, Mix
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,13 +37,12 @@ LATE: Final = 3
 """Chunks are late after so many times what a gather usually takes."""
 
 LEAST_DEADLINE_US: Final = 150
-LENIENT_US: Final = 1_000_000
 
 
 class Calibration:
     """Times gathers of random rows on a stream of its own, and finds the shares that serve best."""
 
-    def __init__(self, core: Any, rows: int, row_bytes: int, launch: Callable[[int, int, int, int], int]) -> None:
+    def __init__(self, core: Any, rows: int, row_bytes: int, launch: Callable[[int, int, int, int], None]) -> None:
         """`launch` takes the addresses of int32 ids and of the output, a number of rows and a stream."""
         self._core = core
         self._launch = launch
@@ -74,8 +73,7 @@ class Calibration:
             for _ in range(CALLS):
                 at = self._turn * rows % ((SETS - 1) * self._most)
                 self._turn += 1
-                if result := self._launch(self._ids.address + at * 4, self._out.address, rows, self._stream):
-                    raise error(result, "the gather cannot be calibrated")
+                self._launch(self._ids.address + at * 4, self._out.address, rows, self._stream)
             driver.cuEventRecord(end, self._stream)
             checked(driver.cuEventSynchronize(end), "the GPU failed")
             if round_ >= 0:
@@ -91,7 +89,7 @@ class Calibration:
         Mix(from_rows=NEVER).apply(self._core)
         for rows in (few, many):
             measured[f"direct {rows}"] = self.time(rows)
-        shares = Mix(from_rows=0, first_local=0, local_of_64=0, deadline_us=LENIENT_US, deadline_row_ns=0)
+        shares = Mix(from_rows=0, first_local=0, local_of_64=0, deadline_us=MOST_DEADLINE_US, deadline_row_ns=0)
         for _ in range(2):
             shares = self._best([replace(shares, local_of_64=n) for n in LOCAL_OF_64], many)
             shares = self._best([replace(shares, first_local=n) for n in FIRST_LOCAL], few)
@@ -102,8 +100,8 @@ class Calibration:
         mix = replace(
             shares,
             from_rows=self._from_rows(shares),
-            deadline_us=max(LEAST_DEADLINE_US, int(LATE * small)),
-            deadline_row_ns=int(LATE * 1e3 * large / many),
+            deadline_us=min(MOST_DEADLINE_US, max(LEAST_DEADLINE_US, int(LATE * small))),
+            deadline_row_ns=min(MOST_DEADLINE_ROW_NS, int(LATE * 1e3 * large / many)),
             seconds=time.perf_counter() - start,
             measured=measured,
         )

@@ -14,6 +14,8 @@ from engramdax.cuda.streams import is_captured, stream_handle, wait_for_producer
 from engramdax.errors import CudaError, EngramdaxError, ParameterError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy as np
     import numpy.typing as npt
 
@@ -157,10 +159,16 @@ def check_ids(dtype: str) -> None:
         raise ParameterError(f"ids are {dtype}", remedy="give int32 or int64")
 
 
-def launch_error(table: Table, lane: Lane | None, result: int) -> EngramdaxError:
-    """Give the error for a launch that the driver refused, or that tells of one before."""
-    if result == _TROUBLE and lane and (found := lane.error()):
-        return found
+def launch_error(table: Table, lanes: Iterable[Lane | None], result: int) -> EngramdaxError:
+    """Give the error for a launch that the driver refused, or that tells of one before, which `lanes` know of."""
+    if result == _TROUBLE:
+        for lane in lanes:
+            if lane and (found := lane.error()):
+                return found
+        return CudaError(
+            f"a gather of table {table.name} before went wrong, as another thread was told",
+            remedy="call again: this one was not started",
+        )
     return error(result, f"the gather of table {table.name} cannot be launched")
 
 
@@ -181,7 +189,9 @@ def _ids_strides(ids: DeviceArray, columns: Columns) -> tuple[int, int]:
     """Give outer, and the elements from one outer to the next."""
     if 0 in ids.shape:  # strides of nothing mean nothing
         return 0, 0
-    shape, strides = ids.shape, ids.strides
+    shape, strides, size = ids.shape, ids.strides, ids.itemsize
+    if ids.address % size or any(n > 1 and stride % size for n, stride in zip(shape, strides, strict=True)):
+        raise ParameterError(f"ids do not lie at multiples of their {size} bytes", remedy="give an aligned array")
     if columns.apart and shape:
         if strides[-1] != ids.itemsize and shape[-1] > 1:
             raise ParameterError(f"the last dimension of ids is strided ({strides[-1]} bytes)")

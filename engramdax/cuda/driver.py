@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from engramdax._core import ffi, lib
 from engramdax.errors import CudaError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
 
 NO_CONTEXT: Final = 201
@@ -37,6 +39,18 @@ def use(ordinal: int) -> None:
     bindings()
     if result := lib.ed_cuda_use(ordinal):
         raise error(result, f"device {ordinal} cannot be used", remedy="check nvidia-smi for the devices there are")
+
+
+@contextmanager
+def on_device(ordinal: int) -> Iterator[None]:
+    """Make the primary context of a device current for a while, and then what was current before."""
+    driver = bindings()
+    before = checked(driver.cuCtxGetCurrent(), "the driver does not tell the current context")
+    use(ordinal)
+    try:
+        yield
+    finally:
+        driver.cuCtxSetCurrent(before)
 
 
 def error(result: int, what: str, *, remedy: str = "") -> CudaError:

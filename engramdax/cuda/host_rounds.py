@@ -53,7 +53,7 @@ class HostRounds:
                 if result == 0:
                     return
                 if result != lib.ED_CUDA_BUSY:
-                    raise launch_error(table, self.lane, result)
+                    raise launch_error(table, (self.lane,), result)
             if not self._calls.plans.base:
                 raise CudaError(
                     f"the CPU cannot fetch {rows.size} rows of table {table.name} now, and the GPU never, "
@@ -81,10 +81,5 @@ class HostRounds:
         direct: Any = ffi.new("struct ed_cuda_route *", {"direct": route.direct, "table": route.table})
         result = lib.ed_cuda_gather(plan, direct, ids.address, 1, rows.shape[1], rows.shape[0], *out, stream)
         if result:
-            raise launch_error(self._calls.table, None, result)
+            raise launch_error(self._calls.table, (), result)
         checked(bindings().cuStreamSynchronize(stream), "the GPU failed")  # the ids are read until then
-
-    def close(self) -> None:
-        """Close the lane, once the GPU has done what was launched."""
-        if self.lane:
-            self.lane.close()

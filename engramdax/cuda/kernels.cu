@@ -324,13 +324,25 @@ static __device__ __forceinline__ void wait_for_last()
 #endif
 }
 
+// Whether nobody of the CPU works at the last round any more.
+static __device__ __forceinline__ bool is_finished(const Mix &m)
+{
+    return load_acquire(m.finished) == *(volatile u32 *)&m.state->sequence;
+}
+
 static __device__ bool try_take(const Mix &m)
 {
     const u64 was = atomicCAS(&m.state->owner, 0, m.token);
     if (was != LATE)
         return was == 0;
-    return load_acquire(m.finished) == *(volatile u32 *)&m.state->sequence &&
-           atomicCAS(&m.state->owner, LATE, m.token) == LATE;
+    if (!is_finished(m) || atomicCAS(&m.state->owner, LATE, m.token) != LATE)
+        return false;
+    // Between the two another call may have had the lane and left it late, too: now nobody else can.
+    __threadfence();
+    if (is_finished(m))
+        return true;
+    atomicExch(&m.state->owner, LATE);
+    return false;
 }
 
 // Have the lane for this call; by one thread.
@@ -471,7 +483,8 @@ template <bool MANY> static __device__ __forceinline__ void post(const Gather &p
     m.state->staged = staged;
     m.state->misses = m.state->posted = 0;
     if (staged) {
-        const u32 sequence = ++m.state->sequence;
+        const u32 last = m.state->sequence, sequence = last == ~0u ? 1 : last + 1; // as ED_LANE_AFTER of c/lane.h
+        m.state->sequence = sequence;
         store_release(m.message, (u64)sequence << 32 | (u64)(m.chunk_rows / CHUNK_UNIT) << 24 | staged);
     }
 }

@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+import atexit
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from engramdax._core import ffi, lib
+from engramdax.cuda.driver import bindings, on_device
 from engramdax.cuda.kernels import capability, function
 from engramdax.cuda.memory import DeviceMemory, PinnedMemory
-from engramdax.errors import CudaError, EngramdaxError, PoisonedRowsError
+from engramdax.errors import ClosedError, CudaError, EngramdaxError, PoisonedRowsError
 
 if TYPE_CHECKING:
+    from engramdax.cuda.registration import Registration
     from engramdax.table import Table
 
 STAGING_BYTES: Final = 64 << 20
@@ -50,18 +54,46 @@ _PATIENCE_NS: Final = 1_000_000_000
 """How long a call waits for a lane in use where the pool is not registered, so that there is no other way."""
 
 
+_open: dict[int, Any] = {}
+"""All lanes that are, by address."""
+
+
+def _close(device: int, opened: Any, *kept: Any) -> None:
+    """Close a lane that is not used any more; `kept` is what the GPU and the poller look at until then."""
+    del kept
+    with suppress(CudaError), on_device(device):  # without a GPU there is nothing to wait for
+        bindings().cuCtxSynchronize()
+    if _open.pop(int(ffi.cast("uintptr_t", opened)), None) is not None:
+        lib.ed_lane_close(opened)
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close what is open, before the driver takes the memory away that the poller looks at.
+
+    Without waiting for the GPU, which may have work that never ends.
+    """
+    while _open:
+        _, opened = _open.popitem()
+        lib.ed_lane_close(opened)
+
+
 class Lane:
-    """One lane, open until `close`. `core` is its `struct ed_cuda_lane *`, whose shares may be set at any time.
+    """One lane, open until `close` or the garbage collector's.
+
+    `core` is its `struct ed_cuda_lane *`, whose shares may be set at any time.
 
     nbytes: GPU memory that it takes; pinned_bytes: host memory. capacity: rows of a round.
     threads: of the CPU, the poller included; shared: fewer where other processes have lanes, too. blocks: of the
-    GPU, that may wait for the CPU. registered: whether the GPU can read the pool by itself, as it then does where the
-    CPU is late or the lane in use. EngramdaxError where the process has ED_LANES lanes already.
+    GPU, that may wait for the CPU. registration: of the pool, where the GPU can read it by itself, as it then does
+    where the CPU is late or the lane in use. EngramdaxError where the process has ED_LANES lanes already.
     """
 
-    def __init__(self, table: Table, device: int, *, threads: int, shared: bool, blocks: int, registered: bool) -> None:
+    def __init__(
+        self, table: Table, device: int, *, threads: int, shared: bool, blocks: int, registration: Registration | None
+    ) -> None:
         self.threads = threads
-        self._device, self._shared, self._blocks, self._registered = device, shared, blocks, registered
+        self._device, self._shared, self._blocks, self._registration = device, shared, blocks, registration
         unit, align = int(lib.ED_LANE_CHUNK_UNIT), int(lib.ED_LANE_ALIGN)
         unit_bytes = -(-unit * table.row_bytes // align) * align
         units = max(1, min(STAGING_BYTES // unit_bytes, MOST_ROWS // unit))
@@ -72,7 +104,7 @@ class Lane:
         self._pinned = PinnedMemory(self.pinned_bytes)
         # Flags must not hold the number of a round by chance, nor the words before them.
         ffi.memmove(ffi.cast("char *", self._pinned.address), bytes(staging_at), staging_at)
-        most = MOST_ROWS if registered else capacity
+        most = MOST_ROWS if registration else capacity
         self._state = DeviceMemory(_STATE_BYTES)
         self._state.write(np.zeros(_STATE_BYTES, np.uint8))
         self._local = DeviceMemory(most * _ENTRY_BYTES)
@@ -99,8 +131,13 @@ class Lane:
         if opened == ffi.NULL:
             raise EngramdaxError("no further lane can be opened in this process", remedy="close another CudaTable")
         self._lane: Any = opened
-        # At exit, too, before the driver takes the memory away that the poller looks at.
-        self._finalizer = weakref.finalize(self, lib.ed_lane_close, opened)
+        self.closed = False
+        self._last: EngramdaxError | None = None
+        _open[int(ffi.cast("uintptr_t", opened))] = opened
+        # What it holds outlives the lane, in whatever order the garbage collector takes things.
+        kept = (table, registration, self._pinned, self._state, self._local, self._staged)
+        self._finalizer = weakref.finalize(self, _close, device, opened, *kept)
+        self._finalizer.atexit = False
         core: Any = ffi.new("struct ed_cuda_lane *")
         core.mix.state, core.mix.local, core.mix.staged = (
             self._state.address,
@@ -111,7 +148,7 @@ class Lane:
         core.mix.finished, core.mix.failed, core.mix.consumed = at + _FINISHED, at + _FAILED, at + _CONSUMED
         core.mix.flags, core.mix.ids, core.mix.staging = at + _FLAGS, at + ids_at, at + staging_at
         core.mix.capacity = self.capacity = capacity
-        core.mix.patience_ns = 0 if registered else _PATIENCE_NS
+        core.mix.patience_ns = 0 if registration else _PATIENCE_NS
         core.lane, core.threads = opened, threads
         core.take, core.post_few, core.post_many = (
             function(device, name) for name in ("take_lane", "post_few", "post_many")
@@ -129,17 +166,22 @@ class Lane:
             threads=self.threads,
             shared=self._shared,
             blocks=self._blocks,
-            registered=self._registered,
+            registration=self._registration,
         )
         lane.core.deadline_us, lane.core.deadline_row = self.core.deadline_us, self.core.deadline_row
         return lane
 
     def error(self) -> EngramdaxError | None:
         """Give what went wrong in rounds before, and forget it; None for nothing."""
+        if self.closed:
+            found, self._last = self._last, None
+            return found
         ids: Any = ffi.new("int64_t[]", int(lib.ED_LANE_UNREADABLE))
         count = int(lib.ed_lane_unreadable(self._lane, ids))
         if count:
             known = np.array(list(ids)[: min(count, len(ids))], np.int64)
+            known = known[known >= 0]
+            self._table.note_unreadable(count)
             return PoisonedRowsError(
                 f"{count} rows of table {self._table.name} could not be read in a gather before, and are zeros: "
                 f"ids {', '.join(map(str, known[:8]))}{', ...' if count > 8 else ''}",
@@ -158,6 +200,7 @@ class Lane:
 
     def counts(self) -> dict[str, int]:
         """Give what the lane did so far: rounds, rows, busy_ns, late_chunks, busy_calls. Waits for the GPU."""
+        self._check_open()
         served: Any = ffi.new("struct ed_lane_served *")
         lib.ed_lane_served(self._lane, served)
         state = np.zeros(_STATE_BYTES // 4, np.uint32)
@@ -172,8 +215,19 @@ class Lane:
 
     def disturb(self, *, one_in: int, microseconds: int) -> None:
         """For tests: let one chunk in so many sleep before it is copied; 0 for none."""
+        self._check_open()
         lib.ed_lane_disturb(self._lane, one_in, microseconds)
 
     def close(self) -> None:
-        """Close it, once the GPU has done what was launched."""
+        """Close it, once the GPU has done what was launched, and give its memory back. May be called twice."""
+        if self.closed:
+            return
+        self._last = self.error()  # for those who ask later
+        self.closed = True
         self._finalizer()
+        self._lane = ffi.NULL
+        del self._pinned, self._state, self._local, self._staged, self._failed
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError(f"the lane of table {self._table.name} was closed")

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 NEVER: Final = (1 << 32) - 1
 """As `from_rows`: no call has so many."""
 
+MOST_DEADLINE_US: Final = 1_000_000
+MOST_DEADLINE_ROW_NS: Final = 20_000
+"""Some 20 s for the largest call: no machine that can be calibrated takes so long, but a damaged file may say so."""
+
 LEAST_MISSED: Final = 0.01
 """Where fewer rows are expected to miss, the least number of rows grows no further."""
 
@@ -64,10 +68,11 @@ def read(path: Path) -> Mix | None:
     try:
         found = json.loads(path.read_text())
         numbers = {f.name: int(found[f.name]) for f in fields(Mix) if f.type == "int"}
-        if any(not 0 <= n <= NEVER for n in numbers.values()) or numbers["local_of_64"] > 64:
+        most = {"local_of_64": 64, "deadline_us": MOST_DEADLINE_US, "deadline_row_ns": MOST_DEADLINE_ROW_NS}
+        if any(not 0 <= n <= most.get(name, NEVER) for name, n in numbers.items()):
             return None
         return Mix(**numbers, seconds=float(found["seconds"]), measured=dict(found["measured"] or {}))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

@@ -10,8 +10,10 @@ from engramdax.cuda.driver import attribute, uuid_of
 from engramdax.cuda.lane import MOST_IDS, Lane
 from engramdax.cuda.ranks import have_gpu, join
 from engramdax.errors import ParameterError
+from engramdax.gathering import thread_count
 
 if TYPE_CHECKING:
+    from engramdax.cuda.registration import Registration
     from engramdax.table import Table
 
 PATHS: Final = ("auto", "direct", "mix", "staged")
@@ -29,18 +31,24 @@ def check_path(path: str, sm_share: float) -> None:
     """Raise ParameterError for a path that there is not, or a share that is none."""
     if path not in PATHS:
         raise ParameterError(f"path={path!r} is unknown", remedy=f"say {' or '.join(PATHS)}")
-    if not 0 < sm_share <= 1:
-        raise ParameterError(f"sm_share={sm_share} is no share", remedy="give a number above 0, at most 1")
+    if not isinstance(sm_share, int | float) or not 0 < sm_share <= 1:
+        raise ParameterError(f"sm_share={sm_share!r} is no share", remedy="give a number above 0, at most 1")
 
 
 def open_lane(
-    table: Table, device: int, path: str, *, threads: int | None, sm_share: float, registered: bool
+    table: Table,
+    device: int,
+    path: str,
+    *,
+    threads: int | None,
+    sm_share: float,
+    registration: Registration | None,
 ) -> Lane | None:
     """Open the lane that a path asks for; None where all rows are read directly.
 
     threads: of the CPU, by default three quarters of the process's cores, fewer where other processes have lanes, too.
     """
-    most = _lane_threads(threads)
+    most = lane_threads(threads)
     small = table.nbytes < MIX_BYTES or most < MIX_THREADS
     if path == "direct" or (path == "auto" and (small or table.rows > MOST_IDS)):
         return None
@@ -58,10 +66,11 @@ def open_lane(
         threads=most,
         shared=threads is None,
         blocks=max(1, int(attribute(device, "MULTIPROCESSOR_COUNT") * sm_share)),
-        registered=registered,
+        registration=registration,
     )
 
 
-def _lane_threads(threads: int | None) -> int:
+def lane_threads(threads: int | None) -> int:
+    """Give how many threads of the CPU a lane may have; ParameterError for none."""
     limit = int(lib.ed_team_limit())
-    return max(1, limit - limit // 4) if threads is None else max(1, min(threads, limit))
+    return max(1, limit - limit // 4) if threads is None else min(thread_count(threads), limit)

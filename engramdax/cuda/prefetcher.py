@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from engramdax.cuda.arrays import DeviceArray, device_array
-from engramdax.cuda.driver import bindings, checked, use
+from engramdax.cuda.driver import bindings, checked, on_device, use
 from engramdax.cuda.memory import DeviceMemory, View
 from engramdax.cuda.streams import (
     Event,
@@ -90,6 +90,11 @@ class Prefetcher:
             raise ParameterError("the tables are on several devices", remedy="make a Prefetcher for each")
         self._hasher = hasher
         self._layers = tuple(hasher.hasher.layout.layer_of(t.table) for t in tables) if hasher else ()
+        if hasher and sorted(self._layers) != list(range(layers := len(hasher.hasher.layout.layer_ids))):
+            raise ParameterError(
+                f"the hasher has {layers} layers, the tables are its layers {', '.join(map(str, self._layers))}",
+                remedy="give one table for each",
+            )
         known = hasher.hasher.layout.heads if hasher else len(tables[0].table.heads or ())
         self.columns = columns or known
         if not self.columns or (hasher and self.columns != known):
@@ -134,7 +139,8 @@ class Prefetcher:
             raise ClosedError("the Prefetcher was closed")
         source = device_array(ids, "ids")
         handle = stream_handle(stream, (source,))
-        buffers = self._next(captured=is_captured(handle))
+        captured = is_captured(handle)
+        buffers = self._next(captured=captured)
         if self._hasher:
             options = {"starts": starts, "blocked": blocked, "history": history}
             itemsize = self._hash(self._hasher, ids, source, buffers, handle, **options)
@@ -149,6 +155,8 @@ class Prefetcher:
             fetched.record(self._side)
         buffers.done.record(self._side)
         self._current = buffers
+        if not captured:
+            self._turn ^= 1  # only now: a step that was refused takes nobody's rows away
 
     def rows(self, layer: int, stream: Any = None) -> Any:
         """Let `stream` wait for a layer's rows of the step that was started last, and give them: [T, columns, R].
@@ -157,6 +165,8 @@ class Prefetcher:
         `__cuda_array_interface__`. stream: by default torch's current one.
         """
         buffers = self._started()
+        if not 0 <= layer < len(self.tables):
+            raise ParameterError(f"layer {layer} is none of {len(self.tables)}", remedy="give its place in tables")
         buffers.fetched[layer].hold(self._consumer(stream))
         key = (layer, buffers.tokens)
         if key not in buffers.views:
@@ -170,12 +180,19 @@ class Prefetcher:
         self._started().done.hold(self._consumer(stream))
 
     def close(self) -> None:
-        """Give memory and stream back, once the GPU has done what was started. May be called twice."""
-        if not self.closed:
-            self.closed = True
-            checked(bindings().cuCtxSynchronize(), "the GPU failed")
-            self._sets, self._captured, self._current = [], None, None
-            self._finalizer()
+        """Give memory and stream back, once the GPU has done what was started. May be called twice.
+
+        Rows that somebody still has stay until then.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        with on_device(self.device):
+            try:
+                checked(bindings().cuCtxSynchronize(), "the GPU failed")
+            finally:
+                self._sets, self._captured, self._current = [], None, None
+                self._finalizer()
 
     def _started(self) -> _Buffers:
         if self.closed:
@@ -190,7 +207,6 @@ class Prefetcher:
                 with allowed_while_capturing():
                     self._captured = self._buffers()
             return self._captured
-        self._turn ^= 1
         return self._sets[self._turn]
 
     def _buffers(self) -> _Buffers:
@@ -223,11 +239,7 @@ class Prefetcher:
         self._check_tokens(source.shape[0])
         size = 4 if hasher.hasher.max_rows < 1 << 31 else 8
         shape = (source.shape[0], len(hasher.hasher.layout.layer_ids), self.columns)
-        if shape[1] != len(self.tables):
-            raise ParameterError(
-                f"the hasher has {shape[1]} layers, the Prefetcher {len(self.tables)}", remedy="give a table for each"
-            )
-        hasher(ids, View(buffers.ids.address, shape, f"<i{size}"), stream, **options)
+        hasher(ids, View(buffers.ids.address, shape, f"<i{size}", keep=buffers.ids), stream, **options)
         return size
 
     def _check_tokens(self, tokens: int) -> None:
@@ -243,7 +255,7 @@ class Prefetcher:
             place = self._layers[layer] if self._hasher else layer
             step = len(self.tables) * self.columns * itemsize
             address = buffers.ids.address + place * self.columns * itemsize
-            ids = View(address, (tokens, self.columns), f"<i{itemsize}", (step, itemsize))
+            ids = View(address, (tokens, self.columns), f"<i{itemsize}", (step, itemsize), keep=buffers.ids)
             out = self._view(buffers, layer, tokens)
             known = self.tables[layer].gatherer(ids, out, int(self._side), format=self._format)
             buffers.gatherers[key] = known

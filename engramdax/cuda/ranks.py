@@ -24,17 +24,21 @@ RANKS: Final = 256
 MPS_PIPES: Final = Path("/tmp/nvidia-mps")  # noqa: S108 - where NVIDIA's daemon has them by default
 
 _files: dict[str, int | None] = {}
+_joined: int | None = None
+"""The process that did; a forked child has to do it for itself."""
 
 
 def join() -> bool:
     """Be counted among the processes of this host that have lanes; False where that cannot be. May be called again."""
+    global _joined  # noqa: PLW0603 - one lock for the process: with two it would count twice
     fd = _open("ranks")
     if fd is None:
         return False
-    if any(_lock(fd, byte) for byte in range(RANKS)):
-        lib.ed_lanes_share(fd, RANKS)
-        return True
-    return False
+    if _joined != os.getpid() and not any(_lock(fd, byte) for byte in range(RANKS)):
+        return False
+    _joined = os.getpid()
+    lib.ed_lanes_share(fd, RANKS)
+    return True
 
 
 def have_gpu(uuid: str) -> bool:

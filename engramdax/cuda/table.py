@@ -13,7 +13,7 @@ from engramdax.backing import parse_size
 from engramdax.cuda.arrays import on_host
 from engramdax.cuda.calibration import Calibration
 from engramdax.cuda.calls import Calls, Prepared, launch_error
-from engramdax.cuda.driver import NO_CONTEXT, bindings, checked, use, uuid_of
+from engramdax.cuda.driver import NO_CONTEXT, bindings, checked, on_device, use, uuid_of
 from engramdax.cuda.formats import TYPESTRS, Format, Formats, RowsShape
 from engramdax.cuda.forms import MOST_FORMS, Form, form_key, form_of
 from engramdax.cuda.gatherer import CudaGatherer
@@ -21,7 +21,7 @@ from engramdax.cuda.host_rounds import HostRounds
 from engramdax.cuda.hot import HotRows, rows_within
 from engramdax.cuda.mix import Mix, cache_path, keep, read
 from engramdax.cuda.part import Part
-from engramdax.cuda.paths import SM_SHARE, check_path, open_lane
+from engramdax.cuda.paths import SM_SHARE, check_path, lane_threads, open_lane
 from engramdax.cuda.plans import Plans
 from engramdax.cuda.registration import Registration, register
 from engramdax.cuda.routes import routes
@@ -66,6 +66,7 @@ class CudaTable:
         progress: Callable[[int], None] | None = None,
     ) -> None:
         check_path(path, sm_share)
+        lane_threads(threads)  # wrong options are refused before memory is registered
         _check_packed(table)
         self.table = table
         self.device = device
@@ -76,9 +77,7 @@ class CudaTable:
         self.closed = False
         self._formats = Formats(table, self.device_ptr)
         self._plans = Plans(table, self.device_ptr, self._part, self._formats.float8_dim)
-        self._lane = open_lane(
-            table, device, path, threads=threads, sm_share=sm_share, registered=self._registration is not None
-        )
+        self._lane = open_lane(table, device, path, threads=threads, sm_share=sm_share, registration=self._registration)
         self.nbytes = self._plans.nbytes + (self._lane.nbytes if self._lane else 0)
         self._routes = routes(table, device, self._formats, self._lane)
         self._calls = Calls(table, device, self._part, self._formats, self._plans, self._routes, self.most_rows)
@@ -128,20 +127,28 @@ class CudaTable:
         What others do on the machine meanwhile is measured, too; calls of other threads go by whatever mix is being
         tried. ParameterError where nothing is mixed: with path="direct", and for a pool that is not registered.
         """
+        if self.closed:
+            raise ClosedError(f"the CudaTable of {self.table.name} was closed")
         if self._lane is None or self._registration is None:
             raise ParameterError("rows of this CudaTable come on one way alone", remedy="say path='auto' or 'mix'")
         plan, route = self._plans.one_column(), self._dense_route()
         width = self.table.row_bytes
 
-        def launch(ids: int, out: int, rows: int, stream: int) -> int:
-            return int(lib.ed_cuda_gather(plan, route, ids, 0, 1, rows, out, width, 0, stream))
+        def launch(ids: int, out: int, rows: int, stream: int) -> None:
+            if result := lib.ed_cuda_gather(plan, route, ids, 0, 1, rows, out, width, 0, stream):
+                raise self.launch_error(result)
 
-        calibration = Calibration(self._lane.core, self.table.rows, width, launch)
+        mix = getattr(self, "mix", None) or Mix()  # that of before, should there be no new one
         try:
-            self.mix = calibration.run()
+            with on_device(self.device):
+                calibration = Calibration(self._lane.core, self.table.rows, width, launch)
+                try:
+                    mix = calibration.run()
+                finally:
+                    calibration.close()
         finally:
-            calibration.close()
-        self.mix.apply(self._lane.core, missed=1 - self._hot_share())
+            mix.apply(self._lane.core, missed=1 - self._hot_share())
+        self.mix = mix
         keep(self._mix_path(self._lane), self.mix)
         return self.mix
 
@@ -155,9 +162,12 @@ class CudaTable:
         The next gather that is mixed raises it in its place. Rows of such gathers are zeros; see docs/gpu.md. Waits
         for nothing: synchronise first to hear of all that was launched.
         """
-        for lane in (self._lane, self._host.lane if self._host else None):
+        for lane in self._lanes():
             if lane and (found := lane.error()):
                 raise found
+
+    def _lanes(self) -> tuple[Lane | None, ...]:
+        return (self._lane, self._host.lane if self._host else None)
 
     def gather(
         self,
@@ -219,7 +229,7 @@ class CudaTable:
 
     def launch_error(self, result: int) -> EngramdaxError:
         """Give the error for a launch that the driver refused, or that tells of one before."""
-        return launch_error(self.table, self._lane, result)
+        return launch_error(self.table, self._lanes(), result)
 
     def gatherer(
         self,
@@ -303,19 +313,25 @@ class CudaTable:
         return self._hot.seconds if self._hot else 0.0
 
     def close(self) -> None:
-        """Give GPU memory and registration back, once the GPU has done what was launched. May be called twice."""
+        """Give GPU memory and registration back, once the GPU has done what was launched. May be called twice.
+
+        Not while another thread is in a call of this object, and no graph that holds such calls may be replayed later.
+        `check` tells of gathers until then, after it, too.
+        """
         if self.closed:
             return
         self.closed = True
-        checked(bindings().cuCtxSynchronize(), "the GPU failed")
-        if self._lane:
-            self._lane.close()
-        if self._host:
-            self._host.close()
-        self._hot = None
-        self._plans.close()
-        self._forms.clear()
-        self._registration = None
+        with on_device(self.device):
+            try:
+                checked(bindings().cuCtxSynchronize(), "the GPU failed")
+            finally:  # a GPU that failed does nothing more either
+                for lane in self._lanes():
+                    if lane:
+                        lane.close()
+                self._hot = None
+                self._plans.close()
+                self._forms.clear()
+                self._registration = None
 
     def hits(self) -> int:
         """Give how many rows were served from the hot rows so far; waits for the GPU."""

@@ -6,9 +6,14 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
+import traceback
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -182,13 +187,143 @@ def test_the_poller_spins_while_a_launch_has_not_begun(side_of):
         lib.ed_lanes_configure(-1)
 
 
-def _cpu_of_lanes() -> int:
+def _cpu_of_lanes(thread: str = "engramdax-lanes") -> int:
     ticks = 0
     for task in Path("/proc/self/task").iterdir():
         name, _, rest = (task / "stat").read_text().rpartition(")")
-        if name.endswith("(engramdax-lanes"):
+        if name.endswith(f"({thread}"):
             ticks += sum(map(int, rest.split()[11:13]))
     return ticks
+
+
+def test_workers_stay_awake_after_a_round_that_nobody_told_of(side_of):
+    """As after a replay, which is followed by others."""
+    side, _ = side_of()
+    engramdax.configure(threads=2, spin_us=0, linger_us=300_000)
+    try:
+        for _ in range(2):
+            side.post(np.arange(1000), 16, expected=False)
+            side.wait()
+            time.sleep(0.5)
+        side.post(np.arange(1000), 16, expected=False)
+        side.wait()
+        used, pause = _cpu_of_lanes("engramdax"), 0.2
+        time.sleep(pause)
+        assert (_cpu_of_lanes("engramdax") - used) / os.sysconf("SC_CLK_TCK") > pause / 10
+    finally:
+        engramdax.configure(spin_us=100, linger_us=20_000)
+
+
+def _in_child(body) -> None:
+    """Run it in a forked child, which must not fail and not hang."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.alarm(30)
+            body()
+            code = 0
+        except BaseException:  # noqa: BLE001 - whatever it was, the child ends here
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_forked_child_has_lanes_of_its_own_and_leaves_its_parents_alone(side_of):
+    side, rows = side_of()
+    side.post(np.arange(100), 16)
+    side.wait()
+
+    def body() -> None:
+        own = Side(side.table)
+        # The parent's memory, as the driver would leave it to a child: who looks there ends.
+        before = side.words.copy()
+        side.words[0] = side.sequence + 1 << 32 | 1 << 24 | 100
+        own.post(np.arange(1000), 16)
+        own.wait()
+        assert np.array_equal(own.rows(1000, 16), rows[:1000])
+        assert side.finished() == before[32]
+        side.close()
+        own.close()
+
+    _in_child(body)
+    side.post(np.arange(100, 200), 16)
+    side.wait()
+    assert np.array_equal(side.rows(100, 16), rows[100:200])
+
+
+def test_a_child_can_open_a_lane_though_a_thread_of_its_parent_was_opening_one(side_of):
+    side, rows = side_of()
+    end = threading.Event()
+
+    def open_and_close() -> None:
+        while not end.is_set():
+            Side(side.table, 64).close()
+
+    opener = threading.Thread(target=open_and_close)
+    opener.start()
+
+    def body() -> None:
+        own = Side(side.table)
+        own.post(np.arange(50), 16)
+        own.wait()
+        assert np.array_equal(own.rows(50, 16), rows[:50])
+        own.close()
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # that there are threads is the point
+            for _ in range(20):
+                _in_child(body)
+    finally:
+        end.set()
+        opener.join()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU")
+def test_the_poller_has_the_processs_cpus_whoever_opens_the_first_lane(side_of):
+    side, _ = side_of()
+
+    def body() -> None:
+        everywhere = os.sched_getaffinity(0)
+
+        def pin_and_open() -> None:
+            os.sched_setaffinity(0, {min(everywhere)})
+            Side(side.table)
+
+        opener = threading.Thread(target=pin_and_open)
+        opener.start()
+        opener.join()
+        (poller,) = (
+            int(task.name)
+            for task in Path("/proc/self/task").iterdir()
+            if (task / "comm").read_text() == "engramdax-lanes\n"
+        )
+        assert os.sched_getaffinity(poller) == everywhere
+
+    _in_child(body)
+
+
+def test_lanes_are_opened_and_closed_while_others_are(side_of):
+    side, rows = side_of()
+
+    def work(seed: int) -> None:
+        for turn in range(100):
+            own = Side(side.table, 256)
+            ids = np.random.default_rng(seed * 1000 + turn).integers(0, ROWS, 200)
+            own.post(ids, 16)
+            own.wait()
+            found.append(np.array_equal(own.rows(200, 16), rows[ids]))
+            own.close()
+
+    found: list[bool] = []
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 400
 
 
 def test_rows_that_cannot_be_read_are_zeros_and_told_once(side_of):
@@ -254,6 +389,59 @@ def test_processes_with_lanes_count_each_other(tmp_path):
             [sys.executable, "-c", SHARE], input="", capture_output=True, text=True, env=environment, check=True
         )
         assert last.stdout == "3\n"
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+            process.stdin.close()
+            process.stdout.close()
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_a_process_that_calls_exit_ends_though_the_lanes_memory_goes_first(tmp_path):
+    root = Path(__file__).parents[2]
+    units = ("media", "team", "guard", "kernel", "hash", "gather", "lane")
+    program = tmp_path / "lane_exit"
+    sources = [root / "tests/core/lane_exit.c", *(root / "c" / f"{unit}.c" for unit in units)]
+    flags = ["-std=c11", "-O2", "-Wno-unknown-pragmas", f"-I{root / 'c'}"]
+    subprocess.run(["cc", *flags, "-o", program, *sources, "-lpthread"], check=True)
+    for _ in range(5):
+        for captured in ([], ["captured"]):
+            assert subprocess.run([program, *captured], timeout=30, check=False).returncode == 0
+
+
+AGAIN = """
+import sys
+from engramdax.cuda.ranks import join
+from engramdax._core import lib
+for _ in sys.stdin:
+    assert join()
+    print(lib.ed_lanes_processes(), flush=True)
+"""
+
+
+def test_a_process_that_takes_the_place_of_one_that_ended_is_seen_and_who_joins_again_counts_once(tmp_path):
+    environment = {**os.environ, "ENGRAMDAX_RUN_DIR": str(tmp_path)}
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", AGAIN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        for _ in range(4)
+    ]
+
+    def join(process: subprocess.Popen[str]) -> int:
+        process.stdin.write("\n")
+        process.stdin.flush()
+        return int(process.stdout.readline())
+
+    first, second, third, last = running
+    try:
+        assert [join(process) for process in (first, second, third)] == [1, 2, 3]
+        first.kill()
+        first.wait()
+        assert join(third) == 2
+        assert join(last) == 3
+        assert join(second) == 3
     finally:
         for process in running:
             process.kill()

@@ -109,3 +109,25 @@ def test_more_rows_than_a_call_may_have_are_refused(calls_of):
 def test_ids_within_heads_of_a_table_that_has_none_are_refused(calls_of):
     with pytest.raises(ParameterError, match="has no heads"):
         launch(calls_of(), IDS_OF, ROWS_OF, per_head=True)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        View(IDS, (5,), "<i4", (6,)),
+        View(IDS, (5,), "<i8", (12,)),
+        View(IDS + 2, (5,), "<i4"),
+        View(IDS, (5, 3), "<i4", (14, 4)),
+    ],
+)
+def test_ids_between_the_places_of_ids_are_refused(calls_of, ids):
+    """A column of records, say: with a stride rounded down the kernel would read others."""
+    out = np.zeros((*ids.__cuda_array_interface__["shape"], 264), np.uint8)
+    with pytest.raises(ParameterError, match=r"ids do not lie at multiples of their \d bytes; give an aligned array"):
+        calls_of().prepare(ids, like(OUT, out), STREAM, format="raw", per_head=False)
+
+
+def test_one_token_may_have_any_stride(calls_of):
+    ids = View(IDS, (1, 3), "<i4", (7, 4))
+    found = calls_of().prepare(ids, like(OUT, np.zeros((1, 3, 264), np.uint8)), STREAM, format="raw", per_head=False)
+    assert (found.launch.outer, found.launch.plan.columns) == (1, 3)
