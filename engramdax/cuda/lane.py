@@ -226,7 +226,8 @@ class Lane:
         self.closed = True
         self._finalizer()
         self._lane = ffi.NULL
-        del self._pinned, self._state, self._local, self._staged, self._failed
+        # The registration, too: it ends with the last who holds it, and a closed table still has its lane.
+        del self._pinned, self._state, self._local, self._staged, self._failed, self._registration
 
     def _check_open(self) -> None:
         if self.closed:

@@ -7,6 +7,7 @@ import ctypes
 import gc
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,8 @@ def stand_in(put: Callable[[Any, str, Any], None]) -> None:
     put(lanes, "capability", lambda _device: (9, 0))
 
 
-def open_lane(table: engramdax.Table) -> lanes.Lane:
-    return lanes.Lane(table, 0, threads=2, shared=False, blocks=4, registration=None)
+def open_lane(table: engramdax.Table, registration: Any = None) -> lanes.Lane:
+    return lanes.Lane(table, 0, threads=2, shared=False, blocks=4, registration=registration)
 
 
 @pytest.fixture
@@ -65,6 +66,16 @@ def test_a_closed_lane_tells_what_went_wrong_before_and_nothing_else(table: engr
     for call in (lane.counts, lambda: lane.disturb(one_in=1, microseconds=1)):
         with pytest.raises(ClosedError, match="lane of table t was closed"):
             call()
+
+
+def test_a_closed_lane_lets_go_of_the_registration_and_an_open_one_does_not(table: engramdax.Table) -> None:
+    registration = HostMemory(1)  # anything that may end
+    ended = weakref.ref(registration)
+    lane = open_lane(table, registration)
+    del registration
+    assert ended() is not None
+    lane.close()
+    assert ended() is None
 
 
 def test_lanes_that_are_dropped_are_closed(table: engramdax.Table) -> None:
