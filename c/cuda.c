@@ -199,6 +199,18 @@ static int launch_early(uint64_t function, uint32_t grid, uint32_t block, void *
     return driver.launch_ex(&config, (void *)(uintptr_t)function, parameters, NULL);
 }
 
+// A plan with the rows' places; gives the number of rows.
+static uint64_t place_rows(struct ed_cuda_gather *p, const struct ed_cuda_gather *plan, uint32_t outer, uint64_t out,
+                           int64_t out_stride, int64_t out_column_stride)
+{
+    *p = *plan;
+    p->outer = outer;
+    p->out = out;
+    p->out_stride = out_stride;
+    p->out_column_stride = out_column_stride;
+    return (uint64_t)outer * p->out_columns;
+}
+
 // Rows of a chunk for a call of `rows` rows.
 static uint32_t chunk_rows(const struct ed_cuda_lane *lane, uint64_t rows, uint64_t row_bytes)
 {
@@ -262,12 +274,8 @@ static int launch_mix(struct ed_cuda_gather *p, const struct ed_cuda_route *rout
 int ed_cuda_gather_host(const struct ed_cuda_gather *plan, const struct ed_cuda_route *route, const int32_t *ids,
                         uint32_t outer, uint64_t out, int64_t out_stride, int64_t out_column_stride, uint64_t stream)
 {
-    struct ed_cuda_gather p = *plan;
-    p.outer = outer;
-    p.out = out;
-    p.out_stride = out_stride;
-    p.out_column_stride = out_column_stride;
-    const uint64_t rows = (uint64_t)outer * p.out_columns;
+    struct ed_cuda_gather p;
+    const uint64_t rows = place_rows(&p, plan, outer, out, out_stride, out_column_stride);
     if (rows == 0)
         return 0;
     struct ed_cuda_lane *lane = route->lane;
@@ -298,17 +306,13 @@ int ed_cuda_gather(const struct ed_cuda_gather *plan, const struct ed_cuda_route
                    int64_t ids_stride, uint32_t outer, uint64_t out, int64_t out_stride, int64_t out_column_stride,
                    uint64_t stream)
 {
-    struct ed_cuda_gather p = *plan;
+    struct ed_cuda_gather p;
+    const uint64_t rows = place_rows(&p, plan, outer, out, out_stride, out_column_stride);
+    if (rows == 0)
+        return 0;
     p.ids = ids;
     p.ids_64 = (uint32_t)ids_64;
     p.ids_stride = ids_stride;
-    p.outer = outer;
-    p.out = out;
-    p.out_stride = out_stride;
-    p.out_column_stride = out_column_stride;
-    const uint64_t rows = (uint64_t)outer * p.out_columns;
-    if (rows == 0)
-        return 0;
     if (route->lane && rows >= route->lane->from_rows && rows <= route->lane->most_rows)
         return launch_mix(&p, route, rows, stream);
     if (route->table)

@@ -17,6 +17,7 @@
 #include "guard.h"
 #include "media.h"
 #include "team.h"
+#include "waiting.h"
 
 enum {
     // A step of a serving engine takes some ten milliseconds, and its graph tells nobody that it is replayed.
@@ -72,22 +73,6 @@ static _Atomic bool ending, ended; // the process, and the poller for it
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 // Closed lanes are used again and never freed: a thread that launches while the process ends may still look at one.
 static struct ed_lane *spare;
-
-static inline void relax(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1000000000LL + t.tv_nsec;
-}
 
 static void note_unreadable(void *context, uint64_t position)
 {
@@ -183,7 +168,7 @@ static void begin(struct ed_lane *lane, uint64_t message)
         (lane->chunks - 1) * lane->chunk_stride + last_rows * row_bytes > lane->memory.staging_bytes)
         return;
     lane->stream = lane->rows * row_bytes >= STREAM_BYTES;
-    lane->begun = now_ns();
+    lane->begun = ed_now_ns();
     atomic_fetch_add_explicit(&lane->rounds, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&lane->served, lane->rows, memory_order_relaxed);
     ed_table_count(lane->table, lane->rows);
@@ -207,18 +192,17 @@ static int most_threads(void)
     return most;
 }
 
+// Rounds are about to come. The poller, which sees it, keeps the team awake.
 static void stay_awake(int64_t now)
 {
-    const int64_t until = now + atomic_load_explicit(&linger_us, memory_order_relaxed) * 1000LL;
-    atomic_store_explicit(&awake_until, until, memory_order_relaxed);
-    ed_team_stay_awake(until, most_threads() - 1);
+    atomic_store(&awake_until, now + atomic_load_explicit(&linger_us, memory_order_relaxed) * 1000LL);
 }
 
 static void finish(struct ed_lane *lane)
 {
     ed_team_wait(&lane->job);
     lane->running = false;
-    const int64_t now = now_ns();
+    const int64_t now = ed_now_ns();
     atomic_fetch_add_explicit(&lane->busy_ns, (uint64_t)(now - lane->begun), memory_order_relaxed);
     __atomic_store_n(lane->memory.finished, lane->seen, __ATOMIC_RELEASE);
     stay_awake(now); // a replay tells nobody that it is about to come, but after one there are others
@@ -268,18 +252,16 @@ static bool is_launch_outstanding(int64_t now)
     return false;
 }
 
-// Sleep for a moment, or until somebody expects a round. Never for long: rounds come that nobody could tell of.
+// Sleep for a moment, or until somebody expects a round. Never for long while there are lanes: rounds come that nobody
+// could tell of.
 static void doze(int64_t idle_ns)
 {
     const uint32_t seen = atomic_load(&signals);
     const struct timespec nap = {.tv_nsec = idle_ns < PATIENCE_NS ? NAP_NS : LONG_NAP_NS};
     atomic_store(&asleep, true);
-    if (now_ns() >= atomic_load(&awake_until))
-        syscall(SYS_futex, &signals, FUTEX_WAIT_PRIVATE, seen, &nap, NULL, 0);
+    if (ed_now_ns() >= atomic_load(&awake_until) && !atomic_load(&ending))
+        syscall(SYS_futex, &signals, FUTEX_WAIT_PRIVATE, seen, most_threads() ? &nap : NULL, NULL, 0);
     atomic_store(&asleep, false);
-    const int64_t now = now_ns();
-    if (now < atomic_load(&awake_until))
-        stay_awake(now);
 }
 
 static void *poll_lanes(void *unused)
@@ -295,17 +277,17 @@ static void *poll_lanes(void *unused)
             continue;
         if (found == NOTHING && atomic_load_explicit(&ending, memory_order_relaxed))
             break;
-        relax();
+        ed_relax();
         if (looks % LOOKS_BETWEEN_CLOCKS)
             continue;
-        if (now_ns() - counted > COUNTING_NS) {
-            count_processes();
-            counted = now_ns();
-        }
         sched_yield(); // whoever else wants this CPU has better use for it, a worker in mid-chunk above all
         if (found == WAITING)
             continue;
-        const int64_t now = now_ns(), idle = now - atomic_load(&awake_until);
+        const int64_t now = ed_now_ns(), idle = now - atomic_load(&awake_until);
+        if (now - counted > COUNTING_NS) {
+            count_processes();
+            counted = now;
+        }
         if (idle < 0) // somebody expects a round, with the team asleep, it may be
             ed_team_stay_awake(atomic_load(&awake_until), most_threads() - 1);
         if (atomic_load_explicit(&captured, memory_order_relaxed) == 0 && idle >= 0 && !is_launch_outstanding(now))
@@ -327,8 +309,7 @@ void ed_lane_expect(struct ed_lane *lane, uint64_t token)
 {
     if (token)
         atomic_store(&lane->launched, token);
-    const int64_t until = now_ns() + atomic_load_explicit(&linger_us, memory_order_relaxed) * 1000LL;
-    atomic_store(&awake_until, until);
+    stay_awake(ed_now_ns());
     wake_up();
 }
 

@@ -11,6 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "waiting.h"
+
 enum {
     SLOTS = 64,
     // As many threads as may be in a job: beyond them no more memory bandwidth is to be had.
@@ -66,22 +68,6 @@ static _Atomic int spin_us = DEFAULT_SPIN_US;
 static _Atomic int64_t awake_until; // ns: until then the first so many workers spin
 static _Atomic int awake_workers;
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
-
-static inline void relax(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1000000000LL + t.tv_nsec;
-}
 
 // Have a cell's line on its way here, to be written: several of them travel at once.
 static inline void fetch_to_write(const struct cell *cell)
@@ -199,17 +185,17 @@ static bool claimable(void)
 static void *work(void *argument)
 {
     const unsigned self = (unsigned)(uintptr_t)argument;
-    int64_t idle_since = now_ns();
+    int64_t idle_since = ed_now_ns();
     unsigned looks = 0; // since it last helped or slept
     for (;;) {
         if (help(self, looks % PATIENCE != 0)) {
-            idle_since = now_ns();
+            idle_since = ed_now_ns();
             looks = 0;
         }
-        relax();
+        ed_relax();
         if (++looks % SPINS_BETWEEN_CLOCKS)
             continue;
-        const int64_t now = now_ns();
+        const int64_t now = ed_now_ns();
         if (now - idle_since < atomic_load_explicit(&spin_us, memory_order_relaxed) * 1000LL)
             continue;
         if (self < (unsigned)atomic_load_explicit(&awake_workers, memory_order_relaxed) &&
@@ -222,7 +208,7 @@ static void *work(void *argument)
         if (!claimable())
             syscall(SYS_futex, &signals, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
         atomic_fetch_sub(&sleepers, 1);
-        idle_since = now_ns();
+        idle_since = ed_now_ns();
         looks = 0;
     }
     return NULL;
@@ -429,7 +415,7 @@ static void end(struct ed_job *job, bool run)
         const uint32_t chunks = (uint32_t)(first_chunk(job, i + 1, cells) - first_chunk(job, i, cells));
         while (atomic_load_explicit(&slot->cell[i].done, memory_order_acquire) != chunks) {
             if (spins < SPINS_BEFORE_YIELD)
-                relax();
+                ed_relax();
             else if (spins < SPINS_BEFORE_SLEEP)
                 sched_yield();
             else

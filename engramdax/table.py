@@ -328,7 +328,7 @@ class Table:
         padded_heads: int | None = None,
         rows: tuple[int, int] | None = None,
         threads: int | None = None,
-        sm_share: float = 1 / 8,
+        sm_share: float | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> CudaTable:
         """Register the table with the CUDA driver and give it as one GPU sees it.
@@ -339,7 +339,8 @@ class Table:
         does so for tables of 4 GiB and more, by shares that it measures at first need (see `CudaTable.calibrate`),
         unless there are fewer than 4 threads or another process has the GPU's lanes.
         threads: of the CPU for that, by default three quarters of the cores that the process may use, divided among
-        the processes that have lanes. sm_share: the part of the GPU whose blocks may wait for the CPU.
+        the processes that have lanes. sm_share: the part of the GPU whose blocks may wait for the CPU,
+        by default an eighth.
         heads: (first, count), the rank's part of the ids' last dimension, of which padded_heads (default: count)
         come out, the last ones zeros. rows: (low, high), the rank's part of the table; ids outside give rows of
         zeros. progress: called with bytes registered, from another thread.

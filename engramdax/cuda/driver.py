@@ -53,6 +53,11 @@ def on_device(ordinal: int) -> Iterator[None]:
         driver.cuCtxSetCurrent(before)
 
 
+def synchronise() -> None:
+    """Wait until the current device has done all that it was given; CudaError where it failed."""
+    checked(bindings().cuCtxSynchronize(), "the GPU failed")
+
+
 def error(result: int, what: str, *, remedy: str = "") -> CudaError:
     """Give the error for a CUresult that is not 0."""
     name, text = _text(lib.ed_cuda_error_name(result)), _text(lib.ed_cuda_error_text(result))

@@ -11,7 +11,7 @@ import numpy as np
 
 from engramdax._core import ffi, lib
 from engramdax.cuda.calls import launch_error
-from engramdax.cuda.driver import bindings, checked, use
+from engramdax.cuda.driver import bindings, checked, on_device
 from engramdax.cuda.memory import DeviceMemory
 from engramdax.cuda.routes import routes
 from engramdax.errors import CudaError
@@ -45,8 +45,7 @@ class HostRounds:
         plan, form, rows, out, stream = call
         route = self._routes[form]
         table = self._calls.table
-        use(self._calls.device)
-        with self._turn:
+        with on_device(self._calls.device), self._turn:
             if self.lane is not None and rows.size <= self.lane.capacity:
                 ids = np.ascontiguousarray(rows, np.int32)
                 result = self._in_turn(plan, route, ids, out, stream)

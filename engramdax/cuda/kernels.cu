@@ -209,19 +209,23 @@ template <typename Form> static __device__ __forceinline__ void gather(const Gat
         atomicAdd(p.hot.counters + (blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP) % COUNTERS, (u64)hits);
 }
 
+// The forms of rows, each with the end of its kernels' names.
+#define FOR_EACH_FORM(KERNEL)                                                                                      \
+    KERNEL(raw_1, Raw<u8>)                                                                                         \
+    KERNEL(raw_2, Raw<unsigned short>)                                                                             \
+    KERNEL(raw_4, Raw<u32>)                                                                                        \
+    KERNEL(raw_8, Raw<u64>)                                                                                        \
+    KERNEL(raw_16, Raw<uint4>)                                                                                     \
+    KERNEL(float8_bf16, Float8<Bf16>)                                                                              \
+    KERNEL(float8_fp16, Float8<Fp16>)
+
 #define GATHER(name, form)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(256) name(const __grid_constant__ Gather p)                       \
+    extern "C" __global__ void __launch_bounds__(256) gather_##name(const __grid_constant__ Gather p)              \
     {                                                                                                              \
         gather<form>(p);                                                                                           \
     }
 
-GATHER(gather_raw_1, Raw<u8>)
-GATHER(gather_raw_2, Raw<unsigned short>)
-GATHER(gather_raw_4, Raw<u32>)
-GATHER(gather_raw_8, Raw<u64>)
-GATHER(gather_raw_16, Raw<uint4>)
-GATHER(gather_float8_bf16, Float8<Bf16>)
-GATHER(gather_float8_fp16, Float8<Fp16>)
+FOR_EACH_FORM(GATHER)
 
 // The mix: a gather whose rows come on three ways. Hot rows and some of the pool's are copied by this kernel's own
 // warps (`local`), the others by the CPU team, through a lane (c/lane.h). Three kernels follow each other on the stream:
@@ -629,19 +633,13 @@ template <typename Form> static __device__ __forceinline__ void mixed(const Gath
 }
 
 #define MIXED(name, form)                                                                                          \
-    extern "C" __global__ void __launch_bounds__(1024)                                                             \
-        name(const __grid_constant__ Gather p, const __grid_constant__ Mix m)                                      \
+    extern "C" __global__ void __launch_bounds__(MIX_BLOCK)                                                        \
+        mixed_##name(const __grid_constant__ Gather p, const __grid_constant__ Mix m)                              \
     {                                                                                                              \
         mixed<form>(p, m);                                                                                         \
     }
 
-MIXED(mixed_raw_1, Raw<u8>)
-MIXED(mixed_raw_2, Raw<unsigned short>)
-MIXED(mixed_raw_4, Raw<u32>)
-MIXED(mixed_raw_8, Raw<u64>)
-MIXED(mixed_raw_16, Raw<uint4>)
-MIXED(mixed_float8_bf16, Float8<Bf16>)
-MIXED(mixed_float8_fp16, Float8<Fp16>)
+FOR_EACH_FORM(MIXED)
 
 // Put `count` ids into the empty entries: id ids[i] gets place i. There is room for all (buckets * 16 > count).
 struct Insert {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from engramdax._core import ffi, lib
-from engramdax.cuda.driver import bindings, on_device
+from engramdax.cuda.driver import on_device, synchronise
 from engramdax.cuda.kernels import capability, function
 from engramdax.cuda.memory import DeviceMemory, PinnedMemory
 from engramdax.errors import ClosedError, CudaError, EngramdaxError, PoisonedRowsError
@@ -61,8 +61,8 @@ _open: dict[int, Any] = {}
 def _close(device: int, opened: Any, *kept: Any) -> None:
     """Close a lane that is not used any more; `kept` is what the GPU and the poller look at until then."""
     del kept
-    with suppress(CudaError), on_device(device):  # without a GPU there is nothing to wait for
-        bindings().cuCtxSynchronize()
+    with suppress(CudaError), on_device(device):  # without a GPU, or one that works, there is nothing to wait for
+        synchronise()
     if _open.pop(int(ffi.cast("uintptr_t", opened)), None) is not None:
         lib.ed_lane_close(opened)
 

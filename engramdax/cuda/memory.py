@@ -6,7 +6,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from engramdax.cuda.driver import bindings, checked
+from engramdax.cuda.driver import bindings, checked, synchronise
 
 
 class View:
@@ -66,7 +66,7 @@ class DeviceMemory:
     def read(self, data: Any) -> None:
         """Copy from it to a host array, after everything that the GPU has to do."""
         driver = bindings()
-        checked(driver.cuCtxSynchronize(), "the GPU failed")
+        synchronise()
         checked(driver.cuMemcpyDtoH(data.ctypes.data, self.address, data.nbytes), "cannot copy from the GPU")
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from engramdax.cuda.arrays import DeviceArray, device_array
-from engramdax.cuda.driver import bindings, checked, on_device, use
+from engramdax.cuda.driver import bindings, checked, on_device, synchronise, use
 from engramdax.cuda.memory import DeviceMemory, View
 from engramdax.cuda.streams import (
     Event,
@@ -189,7 +189,7 @@ class Prefetcher:
         self.closed = True
         with on_device(self.device):
             try:
-                checked(bindings().cuCtxSynchronize(), "the GPU failed")
+                synchronise()
             finally:
                 self._sets, self._captured, self._current = [], None, None
                 self._finalizer()

@@ -13,7 +13,7 @@ from engramdax.backing import parse_size
 from engramdax.cuda.arrays import on_host
 from engramdax.cuda.calibration import Calibration
 from engramdax.cuda.calls import Calls, Prepared, launch_error
-from engramdax.cuda.driver import NO_CONTEXT, bindings, checked, on_device, use, uuid_of
+from engramdax.cuda.driver import NO_CONTEXT, on_device, synchronise, use, uuid_of
 from engramdax.cuda.formats import TYPESTRS, Format, Formats, RowsShape
 from engramdax.cuda.forms import MOST_FORMS, Form, form_key, form_of
 from engramdax.cuda.gatherer import CudaGatherer
@@ -62,9 +62,10 @@ class CudaTable:
         padded_heads: int | None = None,
         rows: tuple[int, int] | None = None,
         threads: int | None = None,
-        sm_share: float = SM_SHARE,
+        sm_share: float | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
+        sm_share = SM_SHARE if sm_share is None else sm_share
         check_path(path, sm_share)
         lane_threads(threads)  # wrong options are refused before memory is registered
         _check_packed(table)
@@ -323,7 +324,7 @@ class CudaTable:
         self.closed = True
         with on_device(self.device):
             try:
-                checked(bindings().cuCtxSynchronize(), "the GPU failed")
+                synchronise()
             finally:  # a GPU that failed does nothing more either
                 for lane in self._lanes():
                     if lane:

@@ -13,6 +13,7 @@
 
 #include "gather.h"
 #include "lane.h"
+#include "stress.h"
 
 enum {
     GPUS = 5,
@@ -27,22 +28,6 @@ static struct ed_span span = {0, WIDTH, WIDTH};
 static struct ed_table table;
 static int openings = 40;
 static atomic_bool done;
-
-static uint64_t next(uint64_t *state)
-{
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
-
-static void check(bool right, const char *what)
-{
-    if (!right) {
-        fprintf(stderr, "wrong: %s\n", what);
-        abort();
-    }
-}
 
 // Pinned memory, as engramdax/cuda/lane.py lays it out.
 struct pinned {

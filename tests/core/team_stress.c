@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "gather.h"
+#include "stress.h"
 
 enum {
     THREADS = 12,
@@ -33,22 +34,6 @@ struct handed {
 };
 static struct handed handed[HANDED_OVER];
 static pthread_mutex_t handing = PTHREAD_MUTEX_INITIALIZER;
-
-static uint64_t next(uint64_t *state)
-{
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
-
-static void check(bool right, const char *what)
-{
-    if (!right) {
-        fprintf(stderr, "wrong: %s\n", what);
-        abort();
-    }
-}
 
 static void check_rows(const struct ed_request *q)
 {

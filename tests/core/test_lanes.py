@@ -186,6 +186,30 @@ def test_the_poller_spins_while_a_launch_has_not_begun(side_of):
         lib.ed_lanes_configure(-1)
 
 
+def test_the_poller_sleeps_while_there_are_no_lanes(make_pool, load_array):
+    path = make_pool()
+    load_array(path, "t", np.zeros((ROWS, 64), np.uint8), None)
+    with engramdax.open(path) as pool:
+        table = pool["t"]
+    for _ in range(2):  # and wakes up for the next one
+        side = Side(table)
+        side.post(np.arange(50), 16)
+        side.wait()
+        side.close()
+        time.sleep(0.1)
+        before = _naps_of_the_poller()
+        time.sleep(0.3)
+        assert _naps_of_the_poller() - before <= 1
+
+
+def _naps_of_the_poller() -> int:
+    for task in Path("/proc/self/task").iterdir():
+        if (task / "comm").read_text() == "engramdax-lanes\n":
+            status = (task / "status").read_text()
+            return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+    raise AssertionError("there is no poller")
+
+
 def _cpu_of_the_poller() -> int:
     ticks = 0
     for task in Path("/proc/self/task").iterdir():
@@ -373,40 +397,6 @@ def test_closing_waits_for_the_round_in_work(side_of):
     lib.ed_lane_disturb(side.lane, 0, 0)
     side.wait()
     assert np.array_equal(side.rows(160, 16), rows[:160])
-
-
-SHARE = """
-import sys
-from engramdax.cuda.ranks import join
-from engramdax._core import lib
-assert join()
-print(lib.ed_lanes_processes(), flush=True)
-sys.stdin.read()
-"""
-
-
-def test_processes_with_lanes_count_each_other(tmp_path):
-    environment = {**os.environ, "ENGRAMDAX_RUN_DIR": str(tmp_path)}
-    running = []
-    try:
-        for number in range(1, 4):
-            process = subprocess.Popen(
-                [sys.executable, "-c", SHARE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-            )
-            running.append(process)
-            assert process.stdout.readline() == f"{number}\n"
-        running[0].kill()
-        running[0].wait()
-        last = subprocess.run(
-            [sys.executable, "-c", SHARE], input="", capture_output=True, text=True, env=environment, check=True
-        )
-        assert last.stdout == "3\n"
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-            process.stdin.close()
-            process.stdout.close()
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the programs for ThreadSanitizer share: numbers at random, and an end at the first wrong byte.
+#ifndef ENGRAMDAX_STRESS_H
+#define ENGRAMDAX_STRESS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static uint64_t next(uint64_t *state)
+{
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state;
+}
+
+static void check(bool right, const char *what)
+{
+    if (!right) {
+        fprintf(stderr, "wrong: %s\n", what);
+        abort();
+    }
+}
+
+#endif
