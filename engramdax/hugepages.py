@@ -93,6 +93,11 @@ def _hugetlbfs_mounts() -> Iterator[Path]:
             yield Path(words[1].encode().decode("unicode_escape"))  # the kernel writes a space as \040
 
 
+def is_mount(place: Path) -> bool:
+    """Tell whether a hugetlbfs is mounted there."""
+    return place in _hugetlbfs_mounts()
+
+
 def mount(place: Path, page_bytes: int) -> None:
     """Mount a hugetlbfs of this page size at `place`."""
     place.mkdir(mode=0o750, parents=True, exist_ok=True)

@@ -21,8 +21,8 @@ from engramdax.devices.system import System
 from engramdax.devices.target import find_place
 from engramdax.errors import EngramdaxError, ParameterError
 from engramdax.format.superblock import MAX_POOL_NAME, NAME_CHARACTERS
-from engramdax.pool.provision import Consent, Plan, plan_device, plan_file, plan_hugepages
-from engramdax.pool.records import record_of, resolve
+from engramdax.pool.provision import Consent, Plan, plan_device, plan_file, plan_forgetting, plan_hugepages
+from engramdax.pool.records import lost_pool, record_of, resolve
 from engramdax.pool.steps import carry_out
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the steps and do none.")]
@@ -202,7 +202,10 @@ def deprovision(
     Of a pool that other hosts are admitted to, each of them is asked whether anybody has it open there.
     """
     peers = chosen_peers(hosts, timeout=timeout, program=program, ssh_options=ssh_options)
-    plan = plan_deprovision(System(), resolve(pool), force=force, peers=peers)
+    if lost := lost_pool(pool):
+        plan = plan_forgetting(lost, force=force)
+    else:
+        plan = plan_deprovision(System(), resolve(pool), force=force, peers=peers)
     plan = _carry_out(plan, dry_run=dry_run, as_json=as_json)
     if not dry_run and not as_json:
         print_line(f"pool {plan.name} is gone from {plan.path}")

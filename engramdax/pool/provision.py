@@ -235,18 +235,42 @@ def plan_removal(path: Path, *, force: bool, give_back: Sequence[Step] = (), pee
         steps.append(_udev_step(path))
     else:
         steps.append(Step(f"remove {path} ({superblock.size} bytes)", path.unlink))
-    if record and record.mount:
+    steps += [*(_reserve_steps(record) if record else []), *give_back]
+    steps.append(Step("forget the pool", lambda: forget_record(superblock.pool)))
+    return Plan(path, superblock.name, str(superblock.pool), superblock.size, steps)
+
+
+def plan_forgetting(record: Record, *, force: bool) -> Plan:
+    """Forget a pool whose file is no more, and give back what provisioning took besides; RefusedError unless forced.
+
+    A boot ends mounts and reserves, so huge pages are given back only where the file's hugetlbfs is still there: after
+    one, the reserve is somebody else's.
+    """
+    path = Path(record.path)
+    if not force:
+        raise RefusedError(
+            f"pool {record.name} ({record.uuid}) was at {path} and is not there now",
+            remedy="if it is not merely out of reach, on a file system that is not mounted say, --force forgets it",
+        )
+    steps = []
+    if hugepages.is_mount(path.parent):
+        steps = _reserve_steps(record)
+    steps.append(Step("forget the pool", lambda: forget_record(UUID(record.uuid))))
+    return Plan(path, record.name, record.uuid, 0, steps)
+
+
+def _reserve_steps(record: Record) -> list[Step]:
+    steps = []
+    if record.mount:
         steps.append(Step(f"unmount {record.mount}", lambda: hugepages.unmount(Path(record.mount))))
-    if record and record.huge_pages:
+    if record.huge_pages:
         steps.append(
             Step(
                 f"give {record.huge_pages} huge pages of {record.huge_page_bytes} bytes back",
                 lambda: hugepages.drop_pages(record.huge_page_bytes, record.huge_pages),
             )
         )
-    steps += give_back
-    steps.append(Step("forget the pool", lambda: forget_record(superblock.pool)))
-    return Plan(path, superblock.name, str(superblock.pool), superblock.size, steps)
+    return steps
 
 
 def _check_ours(path: Path, superblock: Superblock, directory: Directory) -> None:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 from engramdax.devices.udev import linked_pools
 from engramdax.errors import BackingError, EngramdaxError, ParameterError
@@ -23,12 +24,11 @@ from engramdax.pool.access import LocalAccess
 from engramdax.pool.volume import read_superblock
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from engramdax.format.superblock import Superblock
 
 ENVIRONMENT: Final = "ENGRAMDAX_POOL"
 _DAX_NAME: Final = re.compile(r"dax[0-9]+\.[0-9]+")
+_DAX_NODE: Final = re.compile(r"/dev/dax\d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +127,7 @@ def _read_record(path: Path) -> Record | None:
             value["assembly"] = Assembly.from_json(value["assembly"])
         record = Record(**value)
         os.fsencode(record.path)
+        UUID(record.uuid)
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None
     texts = (record.uuid, record.name, record.path, record.mount)
@@ -169,6 +170,29 @@ def known_pools() -> list[Record]:
     return list(pools.values())
 
 
+def lost_pool(target: str | os.PathLike[str] | None) -> Record | None:
+    """Give the record of a pool in a file that is no more, where `target` means it and no pool that is there.
+
+    target: as for `resolve`; None means it where no pool is there and one was. Devices come back with a boot, so none
+    of theirs is lost.
+    """
+    known = known_pools()
+    here = {pool.uuid for pool in known}
+    lost = [r for r in read_records() if r.uuid not in here and not r.joined and not _DAX_NODE.match(r.path)]
+    text = os.fspath(target) if target is not None else os.environ.get(ENVIRONMENT, "")
+    if not text:
+        return lost[0] if target is None and not known and len(lost) == 1 else None
+    if "\0" in text or os.path.exists(text) or text in {pool.name for pool in known}:  # noqa: PTH110 (raises less)
+        return None
+    matches = [r for r in lost if text in (r.name, r.uuid) or os.path.abspath(text) == r.path]  # noqa: PTH100
+    if len(matches) > 1:
+        raise ParameterError(
+            f"{len(matches)} pools that are gone are meant by {text}: {', '.join(r.uuid for r in matches)}",
+            remedy="name one by its uuid",
+        )
+    return matches[0] if matches else None
+
+
 def _superblock(path: Path) -> Superblock | None:
     """Give the superblock of the pool at `path`, None where there is none that can be read."""
     try:
@@ -200,11 +224,12 @@ def resolve(target: str | os.PathLike[str] | None) -> Path:
     if not text:
         if len(pools) == 1:
             return Path(pools[0].path)
-        gone = ", ".join(f"{r.name} was at {r.path}" for r in read_records()[:8])
+        gone = ", ".join(f"{r.name} ({r.uuid}) was at {r.path}" for r in read_records()[:8])
         if not pools and gone:
             raise BackingError(
                 f"the pools of this host are gone: {gone}",
-                remedy="`engramdax provision` makes one, load fills it again",
+                remedy="`engramdax provision` makes one, load fills it again; "
+                "`engramdax deprovision --force` forgets one",
             )
         names = ", ".join(f"{p.name} ({p.path})" for p in pools[:8])
         raise ParameterError(

@@ -45,7 +45,7 @@ def test_the_only_pool_needs_no_name(command: Command, make_pool: Callable[..., 
     path = make_pool(16 << 20, "alone")
     assert chosen(command) == "alone"
     path.unlink()
-    command("info").failed(1, f"the pools of this host are gone: alone was at {path}", "engramdax provision")
+    command("info").failed(1, "the pools of this host are gone: alone (", f"was at {path}", "engramdax provision")
 
 
 def test_with_several_pools_a_choice_is_asked_for(command: Command, two: tuple[Path, Path]) -> None:

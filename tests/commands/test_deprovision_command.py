@@ -70,3 +70,40 @@ def test_removed_pool_is_no_pool_through_another_name(
     (tmp_path / "link").hardlink_to(path)
     command("deprovision", "--pool", path).succeeded()
     command("ls", "--pool", tmp_path / "link").failed(1, "no pool here")
+
+
+def test_pool_whose_file_is_gone_is_forgotten_when_forced(command: Command, make_pool: Callable[..., Path]) -> None:
+    path = make_pool()
+    path.unlink()
+    command("ls").failed(1, "are gone", str(path), "deprovision --force")
+    command("deprovision").failed(3, f"was at {path} and is not there now", "--force")
+    assert command("deprovision", "--force", "--dry-run").succeeded().out == "would forget the pool\n"
+    assert len(records()) == 1
+    command("deprovision", "--force").succeeded()
+    assert records() == []
+    command("deprovision", "--force").failed(2, "no pool is known on this host")
+
+
+def test_lost_pool_is_forgotten_by_its_uuid_beside_the_one_made_in_its_place(
+    command: Command, make_pool: Callable[..., Path]
+) -> None:
+    path = make_pool(name="tables")
+    lost = records()[0].stem
+    path.unlink()
+    assert make_pool(name="tables") == path
+    with unchanged(path):
+        command("deprovision", "--pool", lost).failed(3, lost, "--force")
+        command("deprovision", "--pool", lost, "--force").succeeded()
+    assert len(records()) == 1
+    command("deprovision", "--pool", "tables").succeeded()
+    assert (records(), path.exists()) == ([], False)
+
+
+def test_lost_pools_of_one_name_are_told_apart(command: Command, make_pool: Callable[..., Path]) -> None:
+    for _ in range(2):
+        make_pool(name="tables").unlink()
+    uuids = [record.stem for record in records()]
+    command("deprovision", "--pool", "tables", "--force").failed(2, *uuids, "by its uuid")
+    for uuid in uuids:
+        command("deprovision", "--pool", uuid, "--force").succeeded()
+    assert records() == []

@@ -14,8 +14,8 @@ import engramdax
 from engramdax import hugepages
 from engramdax.backing import Kind
 from engramdax.errors import BackingError, ParameterError, RefusedError
-from engramdax.pool.provision import Plan, plan_hugepages, plan_removal
-from engramdax.pool.records import record_of, resolve
+from engramdax.pool.provision import Plan, plan_forgetting, plan_hugepages, plan_removal
+from engramdax.pool.records import lost_pool, record_of, resolve
 from engramdax.pool.steps import carry_out
 from tests.hugetlbfs import mounts
 
@@ -154,6 +154,17 @@ def test_the_pool_is_found_by_its_name_and_its_record_says_what_to_give_back() -
     deprovision(plan.path)
     with pytest.raises(BackingError, match="there is no pool huge"):
         resolve("huge")
+
+
+def test_a_pool_whose_file_is_gone_gives_its_huge_pages_back_when_it_is_forgotten(pages: Count) -> None:
+    before, mounted = pages(), mounts()
+    plan = provision("huge")
+    plan.path.unlink()
+    record = lost_pool("huge")
+    assert record is not None
+    carry_out(plan_forgetting(record, force=True).steps)
+    assert (pages(), mounts()) == (before, mounted)
+    assert lost_pool("huge") is None
 
 
 def test_an_open_pool_is_not_taken_away_unless_forced() -> None:
