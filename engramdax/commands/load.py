@@ -81,6 +81,8 @@ def _announce(writer: Writer, loads: list[Load], *, resume: bool, replace: bool)
     unfinished = {t.name for t in writer.directory.unfinished()}
     for one in loads:
         old = writer.directory.table(one.name)
+        if old is not None and not replace:
+            continue  # it will be refused, which is all there is to say
         if resume:
             found = "goes on" if one.name in unfinished else "starts from the beginning, nothing of it was left"
             print_line(f"{one.name}: the load {found}")

@@ -137,6 +137,7 @@ def test_resume_with_nothing_to_go_on_with_loads_from_the_start(
     assert "t: the load starts from the beginning, nothing of it was left" in capsys.readouterr().out
     assert right(path, rows(1))
     assert run(["load", str(tmp_path / "t.npy"), "--resume", "--pool", str(path)]) == 1
+    assert capsys.readouterr().out == ""  # of one that is there, the refusal says all there is to say
     assert run(["load", str(tmp_path / "t.npy"), "--resume", "--replace", "--pool", str(path)]) == 2
 
 
