@@ -53,7 +53,10 @@ def team_seconds() -> float:
     """Give the CPU time that threads of ours have used in this process."""
     ticks = 0
     for task in Path("/proc/self/task").iterdir():
-        name, times = (task / "stat").read_text().rpartition(")")[::2]
+        try:
+            name, times = (task / "stat").read_text().rpartition(")")[::2]
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has just ended
         if "(engramdax" in name:
             ticks += sum(map(int, times.split()[11:13]))
     return ticks / os.sysconf("SC_CLK_TCK")

@@ -22,6 +22,7 @@ import pytest
 
 import engramdax
 from engramdax._core import ffi, lib
+from tests.tasks import POLLER, WORKER, tasks, ticks
 
 UNIT, STRIDE, ALIGN = lib.ED_LANE_CHUNK_UNIT, lib.ED_LANE_FLAG_STRIDE, lib.ED_LANE_ALIGN
 ROWS = 5000
@@ -166,9 +167,9 @@ def test_rounds_after_a_pause_are_served_though_nobody_spins_meanwhile(side_of, 
     try:
         for _ in range(3):
             time.sleep(0.05)
-            used, pause = _cpu_of_the_poller(), 0.5
+            used, pause = ticks(POLLER), 0.5
             time.sleep(pause)
-            assert (_cpu_of_the_poller() - used) / os.sysconf("SC_CLK_TCK") < pause / 3
+            assert (ticks(POLLER) - used) / os.sysconf("SC_CLK_TCK") < pause / 3
             side.post(np.arange(50), 16, expected=expected)
             side.wait()
             assert np.array_equal(side.rows(50, 16), rows[:50])
@@ -181,7 +182,7 @@ def test_the_poller_spins_while_a_launch_has_not_begun(side_of):
     lib.ed_lanes_configure(100)
     try:
         lib.ed_lane_expect(side.lane, 7)
-        assert _awake("engramdax-lanes") > 0.9
+        assert _awake(POLLER) > 0.9
     finally:
         lib.ed_lanes_configure(-1)
 
@@ -203,20 +204,9 @@ def test_the_poller_sleeps_while_there_are_no_lanes(make_pool, load_array):
 
 
 def _naps_of_the_poller() -> int:
-    for task in Path("/proc/self/task").iterdir():
-        if (task / "comm").read_text() == "engramdax-lanes\n":
-            status = (task / "status").read_text()
-            return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
-    raise AssertionError("there is no poller")
-
-
-def _cpu_of_the_poller() -> int:
-    ticks = 0
-    for task in Path("/proc/self/task").iterdir():
-        name, _, rest = (task / "stat").read_text().rpartition(")")
-        if name.endswith("(engramdax-lanes"):
-            ticks += sum(map(int, rest.split()[11:13]))
-    return ticks
+    (poller,) = tasks(POLLER)
+    status = Path(f"/proc/self/task/{poller}/status").read_text()
+    return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
 
 
 def _awake(name: str, samples: int = 60) -> float:
@@ -224,14 +214,11 @@ def _awake(name: str, samples: int = 60) -> float:
 
     It may wait for a CPU: how much of one it gets says more of the machine than of it.
     """
-    found: Counter[str] = Counter()
+    found: Counter[int] = Counter()
     for _ in range(samples):
-        for task in Path("/proc/self/task").iterdir():
-            thread, _, rest = (task / "stat").read_text().rpartition(")")
-            if thread.endswith(f"({name}"):
-                found[task.name] += rest.split()[0] == "R"
+        found.update(task for task, (state, *_) in tasks(name).items() if state == "R")
         time.sleep(0.005)
-    return max(found.values()) / samples
+    return max(found.values(), default=0) / samples
 
 
 def test_workers_stay_awake_after_a_round_that_nobody_told_of(side_of):
@@ -245,7 +232,7 @@ def test_workers_stay_awake_after_a_round_that_nobody_told_of(side_of):
             time.sleep(0.6)
         side.post(np.arange(1000), 16, expected=False)
         side.wait()
-        assert _awake("engramdax", 30) > 0.9
+        assert _awake(WORKER, 30) > 0.9
     finally:
         engramdax.configure(spin_us=100, linger_us=20_000)
 
@@ -331,11 +318,7 @@ def test_the_poller_has_the_processs_cpus_whoever_opens_the_first_lane(side_of):
         opener = threading.Thread(target=pin_and_open)
         opener.start()
         opener.join()
-        (poller,) = (
-            int(task.name)
-            for task in Path("/proc/self/task").iterdir()
-            if (task / "comm").read_text() == "engramdax-lanes\n"
-        )
+        (poller,) = tasks(POLLER)
         assert os.sched_getaffinity(poller) == everywhere
 
     _in_child(body)

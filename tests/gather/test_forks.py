@@ -8,13 +8,13 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 from loaded import Loaded
 
 import engramdax
+from tests.tasks import POLLER, WORKER, tasks
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 
@@ -60,7 +60,7 @@ def test_a_child_has_workers_of_its_own_and_so_has_a_grandchild(load: Callable, 
     loaded.table.gather(np.arange(20_000))
 
     def names() -> int:
-        return sum("engramdax" in (task / "comm").read_text() for task in Path("/proc/self/task").iterdir())
+        return len(tasks(WORKER, POLLER))
 
     def child() -> bool:
         before = names()

@@ -17,6 +17,7 @@ import pytest
 import engramdax
 from engramdax.cuda.mix import Mix
 from engramdax.errors import CudaError, PoisonedRowsError
+from tests.tasks import POLLER, WORKER, tasks
 
 torch = pytest.importorskip("torch")
 
@@ -265,8 +266,7 @@ def test_a_team_that_does_not_come_costs_the_deadline(mixed):
 
 def threads_of_the_team() -> list[int]:
     """The workers and the poller."""
-    tasks = Path("/proc/self/task").iterdir()
-    return [int(task.name) for task in tasks if (task / "comm").read_text().startswith("engramdax")]
+    return list(tasks(WORKER, POLLER))
 
 
 STOP = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -161,7 +162,7 @@ def test_pool_that_this_host_had_and_that_is_gone_is_critical(pool: Path) -> Non
     pool.unlink()
     report = examine(sources=Sources(sysfs=pool.parent))
     assert states(report.findings) == {"device.present": State.CRITICAL}
-    assert "shelf was at" in report.findings[0].found
+    assert re.search(rf"shelf \([0-9a-f-]+\) was at {re.escape(str(pool))}", report.findings[0].found)
 
 
 def test_host_without_any_pool_is_unknown(tmp_path: Path) -> None:
