@@ -14,7 +14,7 @@ import signal
 import sys
 import traceback
 import warnings
-from functools import wraps
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -132,10 +132,16 @@ def main() -> None:
     sys.exit(code)
 
 
+@cache
+def _command_line() -> Any:
+    """Build it of all commands, which takes a while: once for all that a process runs."""
+    return typer.main.get_command(app)
+
+
 def run(arguments: list[str]) -> int:
     """Run one command; give its exit code."""
     try:
-        code = app(arguments or ["--help"], prog_name="engramdax", standalone_mode=False)
+        code = _command_line()(arguments or ["--help"], prog_name="engramdax", standalone_mode=False)
         sys.stdout.flush()  # what cannot be written is an error of the command, not of the interpreter's end
     except UsageError as e:
         context = getattr(e, "ctx", None)

@@ -9,6 +9,7 @@ whose client went away is killed. Other hosts ask over TCP who uses a pool here,
 from __future__ import annotations
 
 import array
+import io
 import json
 import os
 import selectors
@@ -17,19 +18,26 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import NoReturn
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "crash")]
 
+# What commands import when they need it, too.
+import ctypes.util  # noqa: E402, F401
+
+import cffi.cparser  # noqa: E402, F401
+import numpy.random  # noqa: E402, F401
+import rich._emoji_codes  # noqa: E402, F401
 import soak  # noqa: E402
 import tasks  # noqa: E402
 import turns  # noqa: E402
 from channel import PORT, TASKS  # noqa: E402
-from ClusterShell import Event, NodeSet, Task  # noqa: E402, F401 - what commands import when they need it
+from ClusterShell import Event, NodeSet, Task  # noqa: E402, F401
 from ClusterShell.Worker import Ssh  # noqa: E402, F401
 
+from engramdax.commands.main import run  # noqa: E402
 from engramdax.health import hosts  # noqa: E402, F401
 
 QUESTION_BYTES = 64
@@ -148,7 +156,14 @@ class Zygote:
         self._selector.register(pidfd, selectors.EVENT_READ, ended)
 
 
+def build_command_line() -> None:
+    """Have done what the first command of a process does, half of what most take there; this one finds no pool."""
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        run(["ls", "--pool", "/nowhere"])
+
+
 if __name__ == "__main__":
+    build_command_line()
     zygote = Zygote()
     print("ready", flush=True)
     zygote.serve()
