@@ -129,9 +129,9 @@ def gather_many(
 ) -> list[npt.NDArray[Any]]:
     """Gather from several tables in one go: `(table, ids, out)` each, arguments as of `Table.gather`.
 
-    An `out` of None is made. Gives the outputs in order. The work of all is shared out together, which
-    costs one wake-up and one wait instead of one for each. The ids of no request may overlap the output of
-    another.
+    An `out` of None is made. Gives the outputs in order, each as `gather` would. The work of all is shared out
+    together, which costs one wake-up and one wait instead of one for each. The ids of no request may overlap the
+    output of another.
 
     In a PoisonedRowsError, `positions` count through the ids of all requests, in order: those of the first
     request come first. Its `table` names all tables concerned.
