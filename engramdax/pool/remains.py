@@ -125,7 +125,7 @@ def _look(record: Record) -> Remains | None:
         ours = (bool(begin) or not size) and is_beginning(begin, UUID(record.uuid))
         if ours and size < record.size:
             problem = f"the file has {size} bytes, the pool {record.size}"
-            return Remains(record, ours, size, problem, "restore its size, what is left is as it was" if size else "")
+            return Remains(record, ours, size, problem, "restore its size (what is left is as it was)" if size else "")
         return Remains(record, ours, size if ours else 0, e.problem, e.remedy)
     except EngramdaxError:
         return None
