@@ -168,6 +168,18 @@ def test_a_pool_whose_file_is_gone_gives_its_huge_pages_back_when_it_is_forgotte
     assert lost_pool("huge") is None
 
 
+def test_a_pool_whose_file_was_cut_short_gives_its_huge_pages_back_when_forced(pages: Count) -> None:
+    before, mounted = pages(), mounts()
+    plan = provision("huge")
+    os.truncate(plan.path, 2 * PAGE)
+    left = lost_pool("huge")
+    assert left is not None
+    with pytest.raises(RefusedError, match=f"the file has {2 * PAGE} bytes, the pool {32 * MIB}"):
+        plan_forgetting(left, force=False)
+    carry_out(plan_forgetting(left, force=True).steps)
+    assert (pages(), mounts(), plan.path.exists()) == (before, mounted, False)
+
+
 def test_an_open_pool_is_not_taken_away_unless_forced() -> None:
     plan = provision("huge")
     with engramdax.open("huge"), pytest.raises(RefusedError, match=f"is open in process {os.getpid()}"):
