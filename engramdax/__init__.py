@@ -103,7 +103,7 @@ def open(  # noqa: A001 - the name users expect
     PROT_READ. A bad copy of the metadata is a DegradedPoolWarning as long as another one is good.
 
     tune: how many rows ahead gathers prefetch, 0 to 63; "auto" measures it with the first table (some
-    milliseconds), None does so on devdax devices and takes 12 elsewhere.
+    milliseconds), None does so on devdax devices and takes 12 KiB of rows elsewhere.
 
     Raises ParameterError (`tune`, no one pool), BackingError (nothing there, no permission), NotAPoolError,
     FormatError, RefusedError (a shared pool that has not admitted this host).

@@ -6,13 +6,13 @@ from __future__ import annotations
 import operator
 import os
 import threading
-import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from engramdax._core import ffi, lib
 from engramdax.errors import ParameterError, PoisonedRowsError
+from engramdax.warning import warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -129,9 +129,9 @@ def gather_many(
 ) -> list[npt.NDArray[Any]]:
     """Gather from several tables in one go: `(table, ids, out)` each, arguments as of `Table.gather`.
 
-    An `out` of None is made. Gives the outputs in order. The work of all is shared out together, which
-    costs one wake-up and one wait instead of one for each. The ids of no request may overlap the output of
-    another.
+    An `out` of None is made. Gives the outputs in order, each as `gather` would. The work of all is shared out
+    together, which costs one wake-up and one wait instead of one for each. The ids of no request may overlap the
+    output of another.
 
     In a PoisonedRowsError, `positions` count through the ids of all requests, in order: those of the first
     request come first. Its `table` names all tables concerned.
@@ -245,9 +245,23 @@ def _environment(name: str, least: int, most: int) -> int | None:
     error = ParameterError(
         f"{name}={text!r} is ignored: it is no number from {least} to {most}", remedy="correct or unset it"
     )
-    warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+    _ignored[name] = str(error)
     return None
 
+
+def warn_of_environment() -> list[str]:
+    """Warn of each variable of the environment that is no number and was ignored, once; give their names.
+
+    Not while this is imported: a program could not have said yet what is to become of warnings.
+    """
+    names = list(_ignored)
+    while _ignored:
+        warn(_ignored.pop(next(iter(_ignored))), RuntimeWarning)
+    return names
+
+
+_ignored: Final[dict[str, str]] = {}
+"""Variables, and what is wrong with each, until somebody was told."""
 
 _ENVIRONMENT_THREADS: Final = _environment("ENGRAMDAX_THREADS", 1, MAX_THREADS) or 0
 configure(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import weakref
 from itertools import accumulate
+from math import prod
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -188,8 +189,8 @@ class Table:
 
         out: a writable C-contiguous buffer (numpy array, anything with the buffer protocol or
         `__array_interface__`) of exactly ids.size * row_bytes bytes, any element type and alignment, which
-        does not overlap `ids`; given, nothing is allocated and `out` as an array of shape
-        [*ids.shape, row_bytes / itemsize] is returned. Otherwise a new array of `dtype`.
+        does not overlap `ids`. It is returned if it is an array of `dtype` and of shape
+        [*ids.shape, row_bytes / itemsize], else its memory as one; nothing is allocated. Without `out`, a new array.
 
         threads: at most this many (default: as many as the work is worth, within `engramdax.configure`).
         engine: "team" (see c/team.h), or "openmp", the paper's routine, which is not guarded. The GIL is
@@ -209,7 +210,7 @@ class Table:
         elif type(out) is np.ndarray and out.dtype is self._dtype and out.shape == shape:
             result = out
         else:
-            result = buffers.out_bytes(out, count, self.row_bytes).view(self._dtype).reshape(shape)
+            result = self._output(out, shape)
         flags = _IDS_64 if dtype is _INT64 else 0
         if per_head or invalid != "raise":
             flags = self._flags(id_array, per_head=per_head, invalid=invalid)
@@ -259,13 +260,9 @@ class Table:
             ids = hasher.layer_ids(keep["tokens"], layer, blocked=blocked, starts=starts, history=history)
             return self.gather(ids, out, threads=threads)
         shape = (int(batch.count), heads, self._items)
-        if out is None:
-            result = np.empty(shape, self._dtype)
-        else:
-            flat = buffers.out_bytes(out, shape[0] * heads, self.row_bytes)
-            if any(np.may_share_memory(flat, array) for array in keep.values()):
-                raise ParameterError("out overlaps the tokens", remedy="give separate buffers")
-            result = flat.view(self._dtype).reshape(shape)
+        result = self._output(out, shape)
+        if any(np.may_share_memory(result, array) for array in keep.values()):
+            raise ParameterError("out overlaps the tokens", remedy="give separate buffers")
         source: Any = ffi.new("struct ed_token_source *", {"hasher": hasher.core, "batch": batch, "layer": layer})
         request: Any = ffi.new(
             "struct ed_request *",
@@ -435,6 +432,15 @@ class Table:
             flags |= lib.ED_PER_HEAD
         return int(flags)
 
+    def _output(self, out: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        """Give what a gather fills and returns: `out` itself where it is such an array, else its memory as one."""
+        if out is None:
+            return np.empty(shape, self._dtype)
+        flat = buffers.out_bytes(out, prod(shape[:-1]), self.row_bytes)
+        if isinstance(out, np.ndarray) and out.dtype == self._dtype and out.shape == shape:
+            return out
+        return flat.view(self._dtype).reshape(shape)
+
     def request(self, ids: npt.NDArray[Any], out: npt.NDArray[Any], flags: int) -> Any:
         """Give the C core's form of a request; both arrays must outlive it."""
         return {
@@ -450,10 +456,7 @@ class Table:
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], int]:
         """Check the buffers of a request once; give ids, output and flags. A missing `out` is made."""
         id_array = buffers.id_array(ids)
-        shape = (*id_array.shape, self._items)
-        if out is None:
-            out = np.empty(shape, self._dtype)
-        result = buffers.out_bytes(out, id_array.size, self.row_bytes).view(self._dtype).reshape(shape)
+        result = self._output(out, (*id_array.shape, self._items))
         if np.may_share_memory(result, id_array):
             raise ParameterError("out overlaps ids", remedy="give two separate buffers")
         return id_array, result, self._flags(id_array, per_head=per_head, invalid=invalid)

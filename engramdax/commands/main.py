@@ -37,6 +37,7 @@ from engramdax.commands import (
     udev,
 )
 from engramdax.errors import EngramdaxError
+from engramdax.gathering import warn_of_environment
 from engramdax.health.finding import EXIT_CODES, State
 from engramdax.version import __version__
 
@@ -125,6 +126,8 @@ def main() -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):  # a stream that cannot show a character escapes it, as stderr does
         sys.stdout.reconfigure(errors="backslashreplace")
+    for name in warn_of_environment():
+        os.environ.pop(name, None)  # so that no process of the command's says it again
     code = run(sys.argv[1:])
     # What is done is done: a signal now would only spoil the exit code.
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -21,8 +21,9 @@ from engramdax.devices.system import System
 from engramdax.devices.target import find_place
 from engramdax.errors import EngramdaxError, ParameterError
 from engramdax.format.superblock import MAX_POOL_NAME, NAME_CHARACTERS
-from engramdax.pool.provision import Consent, Plan, plan_device, plan_file, plan_forgetting, plan_hugepages
-from engramdax.pool.records import lost_pool, record_of, resolve
+from engramdax.pool.provision import Consent, Plan, plan_device, plan_file, plan_hugepages
+from engramdax.pool.records import record_of, resolve
+from engramdax.pool.remains import lost_pool, plan_forgetting
 from engramdax.pool.steps import carry_out
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the steps and do none.")]

@@ -85,6 +85,8 @@ def info(table: TableArgument = None, *, pool: PoolOption = None, as_json: JsonO
     if as_json:
         print_json(value)
         return
+    if not value.get("shared", True):
+        value.pop("here")  # what its owner asks for, and here is no other host
     width = max(map(len, value))
     for key, item in value.items():
         print_line(f"{key.replace('_', ' '):<{width}}  {printable(_text(key, item))}")
@@ -238,7 +240,9 @@ def _text(key: str, item: Any) -> str:
     if key == "hosts":
         return ", ".join(f"{h['name']} ({h['id']})" for h in item)
     if key == "here":
-        return "nothing to tell" if item is None else f"{count_text(len(item['pinned']), 'generation')} held by readers"
+        if item is None:
+            return "unknown: only root sees who maps the device"
+        return f"{count_text(len(item['pinned']), 'generation')} held by readers"
     if key == "problems":
         return "; ".join(item) or "none"
     if key == "created":

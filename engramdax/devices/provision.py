@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 import uuid
-import warnings
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -25,6 +24,7 @@ from engramdax.format.superblock import MAX_POOL_NAME, check_pool_name
 from engramdax.pool.contents import Contents, State
 from engramdax.pool.provision import Consent, Plan, check_consent, plan_device
 from engramdax.pool.steps import Step, carry_out, undo
+from engramdax.warning import warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -323,9 +323,9 @@ class _Planner:
     def _check_map(self, namespace: Namespace) -> None:
         if self._wish.shared:
             raise blocks.unfit(namespace.name)
-        warnings.warn(
+        warn(
             f"{namespace.name} keeps page structures on the device (map=dev): no other host must ever see it",
-            stacklevel=2,
+            UserWarning,
         )
 
     def _check_align(self, region: NdRegion | None) -> None:

@@ -24,6 +24,7 @@ POOL_NAME: Final = re.compile(rf"[{NAME_CHARACTERS}]{{1,{MAX_POOL_NAME}}}")
 
 # docs/format.md holds the same as a table; tests/format compares both.
 _HEAD: Final = struct.Struct("<8sIIQQQ16s16sIIQ64sIIQ3QI4x2QQQQ")
+_POOL_OFFSET: Final = struct.calcsize("<8sIIQQQ")
 _CRC: Final = struct.Struct("<I")
 _CRC_OFFSET: Final = SUPERBLOCK_BYTES - _CRC.size
 
@@ -141,6 +142,17 @@ class Superblock:
             ro_compat,
             incompat,
         )
+
+
+def is_beginning(data: bytes, pool: UUID) -> bool:
+    """Tell whether `data` begin as a superblock of this pool does, as far as they go.
+
+    For files that were cut short or damaged: magic and uuid say whose they are, and nothing else is believed.
+    """
+    return all(
+        data[at : at + len(part)] == part[: max(len(data) - at, 0)]
+        for at, part in ((0, MAGIC), (_POOL_OFFSET, pool.bytes))
+    )
 
 
 def check_pool_name(name: str) -> str:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from engramdax._core import ffi, lib
 from engramdax.errors import ParameterError
-from engramdax.gathering import thread_count
+from engramdax.gathering import thread_count, warn_of_environment
 from engramdax.ngram.arrays import vector
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class Hasher:
     """Row ids of the n-grams of sequences, by a layout; keeps no state, safe to call from many threads."""
 
     def __init__(self, layout: Layout) -> None:
+        warn_of_environment()
         if layout.max_ngram > lib.ED_MAX_NGRAM:
             raise ParameterError(f"n-grams of {layout.max_ngram} tokens; expected at most {lib.ED_MAX_NGRAM}")
         self.layout = layout

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from engramdax._core import ffi, lib
 from engramdax.backing import Kind
+from engramdax.gathering import warn_of_environment
 from engramdax.pool.access import LocalAccess
 from engramdax.pool.reader import Reader
 
@@ -34,6 +35,7 @@ class Attachment(Reader):
     """
 
     def __init__(self, path: Path, *, tune: int | Literal["auto"] | None = None) -> None:
+        warn_of_environment()
         self._tune: int | str | None = tune
         self._ahead_bytes = AHEAD_BYTES
         self._tuning = threading.Lock()

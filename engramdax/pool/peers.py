@@ -11,13 +11,13 @@ import json
 import os
 import shlex
 import subprocess
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
 from engramdax.errors import EngramdaxError, ParameterError
 from engramdax.fleet import SETTING, Answered, NoAnswerError, configured_fleet, nodes_of
+from engramdax.warning import warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -184,5 +184,5 @@ def configured_peers() -> Peers:
         return NoPeers() if fleet is None else FleetPeers(fleet)
     except EngramdaxError as e:
         # Nobody answers then, which costs no data; reading goes on all the same.
-        warnings.warn(str(e), RuntimeWarning, stacklevel=2)
+        warn(str(e), RuntimeWarning)
         return NoPeers()

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from engramdax.errors import ClosedError
 from engramdax.pool.attachment import Attachment
 from engramdax.pool.space import free_extents
 from engramdax.table import Table
+from engramdax.warning import warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,7 @@ class Pool:
         self._directory = found.value
         self._problems = (*self._attachment.superblock_problems, *found.problems)
         for problem in self._problems:
-            warnings.warn(f"{path}: {problem}", DegradedPoolWarning, stacklevel=3)
+            warn(f"{path}: {problem}", DegradedPoolWarning)
 
     @property
     def _open(self) -> Attachment:
@@ -144,11 +144,10 @@ class Pool:
             attachment.pins.unpin(before.generation)
             if found.value.age < before.age:
                 # Both slots were written back to an older state: the writer's media lost what it published.
-                warnings.warn(
+                warn(
                     f"{self.backing.path}: the directory went back from epoch {before.epoch}, generation "
                     f"{before.generation} to {found.value.epoch}, {found.value.generation}",
                     DegradedPoolWarning,
-                    stacklevel=2,
                 )
             return found.value.age > before.age
 

@@ -116,7 +116,7 @@ def plan_file(path: Path, size: int, *, name: str, consent: Consent) -> Plan:
             f"{path.parent} has {free.f_bavail * free.f_frsize} bytes free, the pool needs {size}",
             remedy="free space, or give a smaller --size",
         )
-    record = Record(str(superblock.pool), name, str(path))
+    record = Record(str(superblock.pool), name, str(path), size=size)
     file = _File(path, size, exists=exists)
     steps = [
         Step(f"{'fill' if exists else 'create'} {path} with {size} bytes", file.fill, file.undo),
@@ -140,7 +140,8 @@ def plan_hugepages(page: str, size: int, *, name: str) -> Plan:
     path = place / f"engramdax-{name}"
     if found and path.exists():
         raise RefusedError(f"{path} exists", remedy="deprovision that pool, or give another --name")
-    record = Record(str(superblock.pool), name, str(path), page_bytes, missing, str(place) if place == ours else "")
+    mount = str(place) if place == ours else ""
+    record = Record(str(superblock.pool), name, str(path), page_bytes, missing, mount, size=size)
     file = _File(path, size, exists=False)
     steps = []
     if missing:
@@ -235,31 +236,13 @@ def plan_removal(path: Path, *, force: bool, give_back: Sequence[Step] = (), pee
         steps.append(_udev_step(path))
     else:
         steps.append(Step(f"remove {path} ({superblock.size} bytes)", path.unlink))
-    steps += [*(_reserve_steps(record) if record else []), *give_back]
+    steps += [*(reserve_steps(record) if record else []), *give_back]
     steps.append(Step("forget the pool", lambda: forget_record(superblock.pool)))
     return Plan(path, superblock.name, str(superblock.pool), superblock.size, steps)
 
 
-def plan_forgetting(record: Record, *, force: bool) -> Plan:
-    """Forget a pool whose file is no more, and give back what provisioning took besides; RefusedError unless forced.
-
-    A boot ends mounts and reserves, so huge pages are given back only where the file's hugetlbfs is still there: after
-    one, the reserve is somebody else's.
-    """
-    path = Path(record.path)
-    if not force:
-        raise RefusedError(
-            f"pool {record.name} ({record.uuid}) was at {path} and is not there now",
-            remedy="if it is not merely out of reach, on a file system that is not mounted say, --force forgets it",
-        )
-    steps = []
-    if hugepages.is_mount(path.parent):
-        steps = _reserve_steps(record)
-    steps.append(Step("forget the pool", lambda: forget_record(UUID(record.uuid))))
-    return Plan(path, record.name, record.uuid, 0, steps)
-
-
-def _reserve_steps(record: Record) -> list[Step]:
+def reserve_steps(record: Record) -> list[Step]:
+    """Give back the mount and the huge pages that provisioning took."""
     steps = []
     if record.mount:
         steps.append(Step(f"unmount {record.mount}", lambda: hugepages.unmount(Path(record.mount))))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENT: Final = "ENGRAMDAX_POOL"
 _DAX_NAME: Final = re.compile(r"dax[0-9]+\.[0-9]+")
-_DAX_NODE: Final = re.compile(r"/dev/dax\d")
+DAX_NODE: Final = re.compile(r"/dev/dax\d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,8 @@ class Record:
     """Another host provisioned it; here it was only made visible."""
     assembly: Assembly | None = None
     """Of a pool on a devdax device."""
+    size: int = 0
+    """Bytes of a pool in a file, which may be cut short; 0 where an earlier version remembered it."""
 
 
 def write_record(record: Record) -> None:
@@ -131,7 +133,7 @@ def _read_record(path: Path) -> Record | None:
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None
     texts = (record.uuid, record.name, record.path, record.mount)
-    counts = (record.huge_page_bytes, record.huge_pages)
+    counts = (record.huge_page_bytes, record.huge_pages, record.size)
     right = all(type(t) is str for t in texts) and all(type(n) is int and n >= 0 for n in counts)
     right = right and type(record.joined) is bool
     return record if right and "\0" not in record.path else None
@@ -168,29 +170,6 @@ def known_pools() -> list[Record]:
         if uuid not in pools and _superblock(pool.path) is None:
             pools[uuid] = Record(uuid, pool.name, str(pool.path))
     return list(pools.values())
-
-
-def lost_pool(target: str | os.PathLike[str] | None) -> Record | None:
-    """Give the record of a pool in a file that is no more, where `target` means it and no pool that is there.
-
-    target: as for `resolve`; None means it where no pool is there and one was. Devices come back with a boot, so none
-    of theirs is lost.
-    """
-    known = known_pools()
-    here = {pool.uuid for pool in known}
-    lost = [r for r in read_records() if r.uuid not in here and not r.joined and not _DAX_NODE.match(r.path)]
-    text = os.fspath(target) if target is not None else os.environ.get(ENVIRONMENT, "")
-    if not text:
-        return lost[0] if target is None and not known and len(lost) == 1 else None
-    if "\0" in text or os.path.exists(text) or text in {pool.name for pool in known}:  # noqa: PTH110 (raises less)
-        return None
-    matches = [r for r in lost if text in (r.name, r.uuid) or os.path.abspath(text) == r.path]  # noqa: PTH100
-    if len(matches) > 1:
-        raise ParameterError(
-            f"{len(matches)} pools that are gone are meant by {text}: {', '.join(r.uuid for r in matches)}",
-            remedy="name one by its uuid",
-        )
-    return matches[0] if matches else None
 
 
 def _superblock(path: Path) -> Superblock | None:

@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from outcomes import Outcome, unchanged
 
 import engramdax
+from engramdax.errors import RefusedError
+from engramdax.pool.remains import lost_pool, plan_forgetting
+from engramdax.pool.steps import carry_out
 from engramdax.pool.writer import Writer
 
 Command = Callable[..., Outcome]
@@ -107,3 +112,112 @@ def test_lost_pools_of_one_name_are_told_apart(command: Command, make_pool: Call
     for uuid in uuids:
         command("deprovision", "--pool", uuid, "--force").succeeded()
     assert records() == []
+
+
+SIZE = 24 << 20
+
+
+def left_of(path: Path) -> int:
+    """Give the bytes of a file that its directory names still, -1 for none."""
+    return path.stat().st_size if path.exists() else -1
+
+
+@pytest.mark.parametrize("left", [0, 5, 30, 50, 4095, 4096, 3 << 20, 13 << 20, SIZE - 1])
+@pytest.mark.parametrize("named", ["path", "name", "uuid", "nothing"])
+def test_pool_in_a_truncated_file_is_given_back_when_forced(
+    command: Command, pool: Path, tmp_path: Path, left: int, named: str
+) -> None:
+    (uuid,) = [record.stem for record in records()]
+    (tmp_path / "link").hardlink_to(pool)
+    os.truncate(pool, left)
+    which = {"path": ["--pool", pool], "name": ["--pool", "shelf"], "uuid": ["--pool", uuid], "nothing": []}[named]
+    with unchanged(pool):
+        restored = ["restore its size"] if left else []
+        said = (f"pool shelf ({uuid}) on {pool}", f"the file has {left} bytes, the pool {SIZE}", *restored)
+        command("deprovision", *which).failed(3, *said, "say --force to remove the file")
+        planned = command("deprovision", *which, "--force", "--dry-run").succeeded().out.splitlines()
+        assert planned == [f"would remove {pool} ({left} bytes), what is left of the pool", "would forget the pool"]
+    command("deprovision", *which, "--force").succeeded()
+    assert (left_of(pool), records()) == (-1, [])
+    os.truncate(tmp_path / "link", SIZE)
+    # Less than a superblock is none, whoever lengthens it.
+    command("ls", "--pool", tmp_path / "link").failed(1, "no pool here" if left >= 4096 else "")
+
+
+def test_truncated_file_of_a_pool_whose_record_says_no_size(command: Command, pool: Path) -> None:
+    (file,) = records()
+    file.write_text(json.dumps({**json.loads(file.read_text()), "size": 0}))
+    os.truncate(pool, SIZE // 2)
+    command("deprovision").failed(3, f"says {SIZE} bytes, the media has {SIZE // 2}", "--force")
+    command("deprovision", "--force").succeeded()
+    assert (left_of(pool), records()) == (-1, [])
+
+
+def test_file_with_damaged_superblocks_is_given_back_when_forced(command: Command, pool: Path) -> None:
+    with pool.open("r+b") as file:
+        for place in (100, (2 << 20) + 100):
+            file.seek(place)
+            file.write(b"\xff")
+    with unchanged(pool):
+        command("deprovision").failed(3, str(pool), "checksum is wrong", "--force")
+    command("deprovision", "--force").succeeded()
+    assert (left_of(pool), records()) == (-1, [])
+
+
+def test_writer_of_a_truncated_file_is_not_disturbed(command: Command, pool: Path) -> None:
+    for left in (SIZE // 2, 0):
+        with Writer(pool):
+            os.truncate(pool, left)
+            command("deprovision", "--force").failed(1, "written by another process")
+        assert left_of(pool) == left
+        os.truncate(pool, SIZE)
+
+
+def test_grown_file_goes_as_any_other(command: Command, make_pool: Callable[..., Path]) -> None:
+    path = make_pool(SIZE)
+    os.truncate(path, 3 * SIZE)
+    command("deprovision").succeeded()
+    assert (left_of(path), records()) == (-1, [])
+
+
+def others(content: str, path: Path, make_pool: Callable[..., Path]) -> None:
+    """Put into the place of a pool's file what is not that pool's."""
+    if content == "directory":
+        path.unlink()
+        path.mkdir()
+        return
+    data = {
+        "zeros": bytes(SIZE),
+        "text": b"somebody's notes\n",
+        "like one": b"ENGRMDAX" + bytes(100),
+        "part of another": make_pool(SIZE, "other").read_bytes()[: 3 << 20],
+    }[content]
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("content", ["zeros", "text", "like one", "part of another", "directory"])
+def test_what_stands_in_the_place_of_a_pool_and_is_not_its_own_stays(
+    command: Command, pool: Path, make_pool: Callable[..., Path], content: str
+) -> None:
+    (uuid,) = [record.stem for record in records()]
+    others(content, pool, make_pool)
+    before = left_of(pool)
+    command("deprovision", "--pool", pool).failed(3, f"pool shelf ({uuid}) was at {pool}", "not it", "leaves that")
+    with unchanged(*([pool] if pool.is_file() else [])):
+        planned = command("deprovision", "--pool", pool, "--force", "--dry-run").succeeded()
+        assert planned.out == f"would forget the pool, and leave {pool} as it is\n"
+        command("deprovision", "--pool", pool, "--force").succeeded()
+    assert left_of(pool) == before
+    assert uuid not in [record.stem for record in records()]
+
+
+def test_file_that_changes_before_it_is_removed_stays(pool: Path) -> None:
+    os.truncate(pool, SIZE // 2)
+    left = lost_pool(pool)
+    assert left is not None
+    steps = plan_forgetting(left, force=True).steps
+    pool.write_text("somebody's notes")
+    with pytest.raises(RefusedError, match="is something else now"):
+        carry_out(steps)
+    assert pool.read_text() == "somebody's notes"
+    assert len(records()) == 1

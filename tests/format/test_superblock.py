@@ -15,7 +15,7 @@ from tiny_pool import GEOMETRY, POOL, SIZE, superblock
 
 from engramdax.errors import FormatError, NotAPoolError, ParameterError
 from engramdax.format.geometry import GIB, MIB, Geometry, standard
-from engramdax.format.superblock import Superblock, check_pool_name
+from engramdax.format.superblock import Superblock, check_pool_name, is_beginning
 
 U64 = st.integers(0, (1 << 64) - 1)
 
@@ -167,6 +167,14 @@ def test_an_impossible_superblock_is_refused_though_its_checksum_is_right(offset
 
 def test_truncated_media_are_told_with_a_way_back() -> None:
     assert "what is left is as it was" in refusal(superblock().to_bytes(), SIZE - 1).remedy
+
+
+def test_a_beginning_is_known_wherever_it_is_cut_off() -> None:
+    data = superblock().to_bytes()
+    other = UUID(int=POOL.int ^ 1 << 127)  # which differs in the first byte
+    assert all(is_beginning(data[:length], POOL) for length in range(len(data) + 1))
+    assert not any(is_beginning(data[:length], other) for length in range(41, len(data) + 1))
+    assert not any(is_beginning(bytes(length), POOL) for length in range(1, len(data) + 1))
 
 
 def test_a_newer_format_names_its_remedy() -> None:

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -27,6 +30,20 @@ print(lib.ed_team_limit())
 """
 
 
+# Its seventh line makes the warning.
+NAMED = """
+import sys, warnings
+import engramdax
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        engramdax.open(sys.argv[1])
+for one in caught:
+    print(one.filename, one.lineno, one.message)
+"""
+NUMBER = "it is no number from {} to {}; correct or unset it"
+
+
 def test_the_environment_sets_the_number_of_threads(load: Callable, script: Callable):
     path = load().path
     for threads in (1, 2, 5):
@@ -35,18 +52,33 @@ def test_the_environment_sets_the_number_of_threads(load: Callable, script: Call
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "256", "two", "1.5", " ", "²"])
-def test_a_wrong_number_of_threads_in_the_environment_is_named_and_ignored(script: Callable, value: str):
-    source = """
-    import warnings
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        import engramdax
-    print(len(caught), caught[0].message)
-    """
-    done = script(source, ENGRAMDAX_THREADS=value)
-    assert done.stdout.startswith(f"1 ENGRAMDAX_THREADS={value!r} is ignored: "), done.stdout + done.stderr
-    done = script(source, ENGRAMDAX_SPIN_US="-5", ENGRAMDAX_THREADS="")
-    assert done.stdout.startswith("1 ENGRAMDAX_SPIN_US='-5' is ignored: "), done.stdout + done.stderr
+def test_a_wrong_number_in_the_environment_is_named_where_a_pool_is_opened(
+    load: Callable, script: Callable, value: str
+):
+    path = load().path
+    done = script(NAMED, path, ENGRAMDAX_THREADS=value)
+    assert done.stdout == f"<string> 7 ENGRAMDAX_THREADS={value!r} is ignored: {NUMBER.format(1, 255)}\n", done.stderr
+    done = script(NAMED, path, ENGRAMDAX_SPIN_US="-5", ENGRAMDAX_THREADS="")
+    assert done.stdout == f"<string> 7 ENGRAMDAX_SPIN_US='-5' is ignored: {NUMBER.format(0, 1_000_000)}\n", done.stderr
+
+
+def test_a_command_says_each_in_a_line_and_its_processes_do_not_again():
+    environment = os.environ | {"ENGRAMDAX_THREADS": "abc", "ENGRAMDAX_LINGER_US": "1e3"}
+    wanted = [
+        f"engramdax: warning: ENGRAMDAX_THREADS='abc' is ignored: {NUMBER.format(1, 255)}",
+        f"engramdax: warning: ENGRAMDAX_LINGER_US='1e3' is ignored: {NUMBER.format(0, 1_000_000)}",
+    ]
+    bench = "bench cpu --size 16M --rows 4 --row-bytes 64 --pages 4k --rounds 1 --skip torch --skip engramdb"
+    for arguments in ("--version", bench):
+        done = subprocess.run(
+            [sys.executable, "-m", "engramdax", *arguments.split()],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment,
+        )
+        assert [line for line in done.stderr.splitlines() if "ENGRAMDAX" in line] == wanted
+        assert "Warning" not in done.stderr
 
 
 def test_configure_sets_the_limit_and_takes_it_back():

@@ -14,8 +14,9 @@ import engramdax
 from engramdax import hugepages
 from engramdax.backing import Kind
 from engramdax.errors import BackingError, ParameterError, RefusedError
-from engramdax.pool.provision import Plan, plan_forgetting, plan_hugepages, plan_removal
-from engramdax.pool.records import lost_pool, record_of, resolve
+from engramdax.pool.provision import Plan, plan_hugepages, plan_removal
+from engramdax.pool.records import record_of, resolve
+from engramdax.pool.remains import lost_pool, plan_forgetting
 from engramdax.pool.steps import carry_out
 from tests.hugetlbfs import mounts
 
@@ -160,11 +161,23 @@ def test_a_pool_whose_file_is_gone_gives_its_huge_pages_back_when_it_is_forgotte
     before, mounted = pages(), mounts()
     plan = provision("huge")
     plan.path.unlink()
-    record = lost_pool("huge")
-    assert record is not None
-    carry_out(plan_forgetting(record, force=True).steps)
+    left = lost_pool("huge")
+    assert left is not None
+    carry_out(plan_forgetting(left, force=True).steps)
     assert (pages(), mounts()) == (before, mounted)
     assert lost_pool("huge") is None
+
+
+def test_a_pool_whose_file_was_cut_short_gives_its_huge_pages_back_when_forced(pages: Count) -> None:
+    before, mounted = pages(), mounts()
+    plan = provision("huge")
+    os.truncate(plan.path, 2 * PAGE)
+    left = lost_pool("huge")
+    assert left is not None
+    with pytest.raises(RefusedError, match=f"the file has {2 * PAGE} bytes, the pool {32 * MIB}"):
+        plan_forgetting(left, force=False)
+    carry_out(plan_forgetting(left, force=True).steps)
+    assert (pages(), mounts(), plan.path.exists()) == (before, mounted, False)
 
 
 def test_an_open_pool_is_not_taken_away_unless_forced() -> None:

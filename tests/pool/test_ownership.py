@@ -220,3 +220,16 @@ def test_space_waits_for_a_reader_of_another_host(
             assert reader.end() == 0
         assert run(["reclaim", "--pool", str(shared.path)]) == 0
         assert "wait" not in capsys.readouterr().out
+
+
+def test_info_tells_what_readers_here_hold_of_a_pool_that_is_shared(
+    shared: SharedPool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shared.on("alpha"):
+        shared.load("a", rows(1))
+        with engramdax.open(shared.path):
+            assert run(["info", "--pool", str(shared.path)]) == 0
+        assert "here        1 generation held by readers\n" in capsys.readouterr().out
+        monkeypatch.setattr("engramdax.pool.access.local_answer", lambda *_: None)  # as of a device, to who is not root
+        assert run(["info", "--pool", str(shared.path)]) == 0
+        assert "here        unknown: only root sees who maps the device\n" in capsys.readouterr().out

@@ -26,6 +26,7 @@ from engramdax.errors import (
 from engramdax.format.directory import Host
 from engramdax.format.geometry import MIB
 from engramdax.host import host_id
+from engramdax.pool.pool import Pool
 from engramdax.pool.writer import Writer
 
 MakePool = Callable[..., Path]
@@ -95,6 +96,14 @@ def test_one_bad_superblock_is_a_warning(path: Path, place: int) -> None:
 
 
 @pytest.mark.usefixtures("_impatient")
+def test_a_warning_names_the_line_that_opened_the_pool(path: Path) -> None:
+    overwrite(path, 0, b"\xff" * 64)
+    for opening in (engramdax.open, Pool):
+        with pytest.warns(engramdax.DegradedPoolWarning) as caught:
+            opening(path)
+        assert [one.filename for one in caught] == [__file__]
+
+
 @pytest.mark.parametrize("slot", [0, 1])
 def test_one_bad_slot_is_a_warning(path: Path, slot: int) -> None:
     overwrite(path, SLOTS[slot] + 70, b"X")

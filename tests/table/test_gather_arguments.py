@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import array
 import mmap
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,32 @@ def test_every_writable_buffer_of_the_right_size_takes_the_rows(table: Table, ma
     kept = out._kept if isinstance(out, OnlyInterface) else out
     assert bytes(kept) == ROWS[ids].tobytes()
     assert np.shares_memory(result, np.frombuffer(kept, np.uint8))
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda table, ids, out: table.gather(ids, out),
+        lambda table, ids, out: table.gatherer(ids, out)(),
+        lambda table, ids, out: table.prefetch(ids, out).wait(),
+        lambda table, ids, out: engramdax.gather_many([(table, ids, None), (table, ids, out)])[1],
+    ],
+    ids=["gather", "gatherer", "prefetch", "gather_many"],
+)
+def test_out_itself_comes_back_where_it_is_an_array_of_the_rows(table: Table, tmp_path: Path, way: Any) -> None:
+    ids = np.array([7, 999])
+    arrays = (
+        np.empty((2, 64), np.uint8),
+        np.memmap(tmp_path / "rows", np.uint8, "w+", shape=(2, 64)),
+        pickle.loads(pickle.dumps(np.empty((2, 64), np.uint8))),  # noqa: S301 - whose type is another object
+    )
+    for out in arrays:
+        assert way(table, ids, out) is out
+        assert (out == ROWS[ids]).all()
+    flat = np.empty(128, np.uint8)
+    result = way(table, ids, flat)
+    assert result.shape == (2, 64)
+    assert np.shares_memory(result, flat)
 
 
 def test_nothing_fits_into_nothing(table: Table) -> None:
