@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from batch import Result
 from channel import PROGRAM
-from zygotes import SECONDS, start
+from zygotes import SECONDS, ready
 
 from tools.rack.guest import Guest, Process
 
@@ -25,11 +25,11 @@ class Resident:
         self.program = f"{Path(sys.executable).resolve()} -I -S {CLIENT}"
         """What a shell of the guest starts in place of `engramdax`."""
         host.put(CLIENT, PROGRAM.encode())
-        start(host)
+        ready(host)
 
-    def run(self, line: str, *, timeout: float = SECONDS) -> Result:
-        """Run an engramdax command, whatever it ends with."""
-        done = self.host.run(f"{self.program} {line}", timeout=timeout, check=False)
+    def run(self, line: str, *, as_by: str = "", timeout: float = SECONDS) -> Result:
+        """Run an engramdax command, whatever it ends with; `as_by` are words of a shell that start it otherwise."""
+        done = self.host.run(f"{as_by} {self.program} {line}", timeout=timeout, check=False)
         return Result(f"{self.host.name}: engramdax {line}", done.code, done.stdout, done.stderr)
 
     def json(self, line: str) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from memory import store
 from resident import Resident
-from zygotes import SECONDS, ready, wait_for
+from zygotes import SECONDS, start, wait_for
 
 from engramdax.format.geometry import standard
 from tools.rack.guest import Guest, Process
@@ -137,9 +137,9 @@ def fleet(new_rack: Rack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     words = np.arange(ROWS * ROW_BYTES, dtype=np.uint32).astype(np.uint8).reshape(ROWS, ROW_BYTES)
     np.save(folder / "words.npy", words)
     rack.hosts[0].put("/run/words.npy", (folder / "words.npy").read_bytes())
-    first, second = residents = [Resident(host) for host in rack.hosts]
     for host in rack.hosts:
-        ready(host)
+        start(host)
+    first, second = residents = [Resident(host) for host in rack.hosts]
     made = first.json(f"provision {SERIAL:#x} --name ram --force --overwrite-unknown")
     (joined,) = second.json(f"provision --join {SERIAL:#x}")
     first.run(joined["admission"].removeprefix("engramdax ")).succeeded()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,12 +11,14 @@ from uuid import uuid4
 
 import numpy as np
 import pytest
+from batch import Result
 from devices import attach
 from memory import store
+from resident import Resident
 
 from engramdax.format.geometry import SUPERBLOCK_BYTES, standard, superblock_places
 from engramdax.format.superblock import Superblock
-from tools.rack.guest import Completed, Guest
+from tools.rack.guest import Guest
 from tools.rack.prefix import Prefix
 from tools.rack.rack import Rack
 
@@ -37,7 +38,7 @@ POOL_BYTES = 64 << 20
 def set_up_udev(host: Guest) -> None:
     """Install, with udevd there already as on a host that is up."""
     host.start_udevd()
-    host.run("engramdax udev install --keep-kmem-off --json")
+    Resident(host).run("udev install --keep-kmem-off --json").succeeded()
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +119,8 @@ def test_group_has_only_a_device_with_a_pool_and_only_its_user_writes(
     assert links(host, ram) == {f"by-id/{SERIAL}"}
     assert links(host, other) == set()
 
-    provisioned = host.run(f"engramdax provision {ram} --name r1 --single-host --overwrite-unknown --json")
-    uuid = json.loads(provisioned.stdout)["uuid"]
+    engramdax = Resident(host)
+    uuid = engramdax.json(f"provision {ram} --name r1 --single-host --overwrite-unknown")["uuid"]
     assert access(host, ram) == "engramdax engramdax 640"
     assert links(host, ram) == {f"by-id/{SERIAL}", f"by-id/pool-{uuid}", "by-name/r1"}
     assert access(host, other) == "root root 600"
@@ -131,15 +132,15 @@ def test_group_has_only_a_device_with_a_pool_and_only_its_user_writes(
         np.save(buffer, array)
         host.put(f"/run/{name}.npy", buffer.getvalue())
     # The user of the pools, and not root: locks and records must be its own to use.
-    host.run(f"{LOADER} engramdax load /run/table.npy --pool r1")
+    engramdax.run("load /run/table.npy --pool r1", as_by=LOADER).succeeded()
     host.run("mkdir -pm 777 /run/out")
-    host.run(f"{MEMBER} engramdax gather table --pool r1 --ids /run/ids.npy --out /run/out/rows.npy")
+    engramdax.run("gather table --pool r1 --ids /run/ids.npy --out /run/out/rows.npy", as_by=MEMBER).succeeded()
     assert np.load(io.BytesIO(host.get("/run/out/rows.npy"))).tobytes() == table[[7, 299]].tobytes()
-    refused(host.run(f"{MEMBER} engramdax rm table --pool r1", check=False), "for writing")
+    refused(engramdax.run("rm table --pool r1", as_by=MEMBER), "for writing")
     # Also who may not read it learns where it is, and what is missing.
-    refused(host.run(f"{STRANGER} engramdax ls --pool r1", check=False), f"no permission to open {ram}", "group")
+    refused(engramdax.run("ls --pool r1", as_by=STRANGER), f"no permission to open {ram}", "group")
 
-    host.run("engramdax deprovision --pool r1 --force")
+    engramdax.run("deprovision --pool r1 --force").succeeded()
     assert access(host, ram) == "root root 600"
     assert links(host, ram) == {f"by-id/{SERIAL}"}
 
@@ -150,11 +151,9 @@ def let_others_run_python(host: Guest) -> None:
     host.run(["chmod", "o+x", *map(str, folders - {Path("/")})])
 
 
-def refused(done: Completed, *said: str) -> None:
-    assert done.code == 1
-    assert done.stderr.count("\n") == 1
-    for words in said:
-        assert words in done.stderr
+def refused(done: Result, *said: str) -> None:
+    done.failed(1, *said)
+    assert done.err.count("\n") == 1
 
 
 def test_device_without_its_driver_is_root_s_until_it_is_back(udev_host: Guest, devices: dict[str, str]) -> None:
@@ -217,8 +216,7 @@ def test_removal_leaves_no_trace_on_devices_or_in_files(udev_host: Guest, device
     assert access(host, path) == "engramdax engramdax 640"
     kept = "/etc/tmpfiles.d/engramdax.conf"
     host.run(f"echo '# mine' >> {kept}")
-    done = json.loads(host.run("engramdax udev remove --json").stdout)
-    assert done["kept"] == [kept]
+    assert Resident(host).json("udev remove")["kept"] == [kept]
     assert access(host, path) == "root root 600"
     assert links(host, path) == set()
     left = host.run(f"ls {RULES} {HELPER} {BLACKLIST} {kept} /etc/systemd/system/engramdax-join.service", check=False)
@@ -227,11 +225,13 @@ def test_removal_leaves_no_trace_on_devices_or_in_files(udev_host: Guest, device
 
 def test_program_that_fails_or_does_nothing_undoes_the_installation(udev_host: Guest) -> None:
     host = udev_host
-    host.run("engramdax udev remove --force", check=False)
+    engramdax = Resident(host)
+    engramdax.run("udev remove --force")
     before = host.run("ls -R /etc /usr/lib/udev").stdout
     for script, said in (("echo broken >&2; exit 1", "failed: broken"), ("exit 0", "did not make /run/engramdax")):
         host.run("mkdir -p /run/bad; rm -rf /run/engramdax")
         host.put("/run/bad/systemd-tmpfiles", f"#!/bin/sh\n{script}\n".encode())
-        done = host.run("chmod +x /run/bad/*; PATH=/run/bad:$PATH engramdax udev install", check=False)
-        assert (done.code, done.stdout, said in done.stderr) == (1, "", True), done.stderr
+        host.run("chmod +x /run/bad/*")
+        done = engramdax.run("udev install", as_by="env PATH=/run/bad:$PATH")
+        assert (done.code, done.out, said in done.err) == (1, "", True), done.err
         assert host.run("ls -R /etc /usr/lib/udev").stdout == before

@@ -15,6 +15,7 @@ import os
 import selectors
 import signal
 import socket
+import struct
 import sys
 import traceback
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from typing import NoReturn
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "crash")]
 
 # What commands import when they need it, too.
-import ctypes.util  # noqa: E402, F401
+import ctypes.util  # noqa: E402
 
 import cffi.cparser  # noqa: E402, F401
 import numpy.random  # noqa: E402, F401
@@ -41,6 +42,7 @@ from engramdax.commands.main import run  # noqa: E402
 from engramdax.health import hosts  # noqa: E402, F401
 
 QUESTION_BYTES = 64
+SO_PEERGROUPS, MAX_GROUPS, PR_SET_DUMPABLE = 59, 64, 4
 
 FUNCTIONS: dict[str, Callable[..., int]] = {
     function.__name__: function
@@ -78,10 +80,22 @@ def become(outputs: dict[int, int], act: Callable[[], int]) -> NoReturn:
             os._exit(code)
 
 
+def be_the_user_of(client: socket.socket) -> None:
+    """Go on with the user and the groups of the process at the other end."""
+    _, user, group = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if user:
+        groups = client.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, 4 * MAX_GROUPS)
+        os.setgroups(struct.unpack(f"{len(groups) // 4}i", groups))
+        os.setresgid(group, group, group)
+        os.setresuid(user, user, user)
+        # What /proc tells of a process that changed its user is root's, unless it says so or runs another program.
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+
+
 def do(text: bytes) -> int:
     """Do what a client sent: JSON, or the words of a command."""
     if not text.startswith(b"{"):
-        words = text.decode().split("\0")
+        os.environ["PATH"], os.environ["HOME"], *words = text.decode().split("\0")
         return tasks.code(*words[1:]) if words[0] == "-c" else tasks.command(words)
     task = json.loads(text)
     os.environ.update(task["environment"])
@@ -95,6 +109,7 @@ class Zygote:
         self._selector = selectors.DefaultSelector()
         self._tasks = socket.socket(socket.AF_UNIX)
         self._tasks.bind(TASKS)
+        Path(TASKS).chmod(0o777)
         self._tasks.listen()
         self._questions = socket.create_server(("", PORT))
         self._selector.register(self._tasks, selectors.EVENT_READ, self._take_task)
@@ -116,7 +131,12 @@ class Zygote:
             for _, _, data in ancillary:
                 fds.frombytes(data)
             text += part
-        self._fork(client, dict(zip((1, 2), fds, strict=True)), lambda: do(text[:-1]))
+
+        def act() -> int:
+            be_the_user_of(client)
+            return do(text[:-1])
+
+        self._fork(client, dict(zip((1, 2), fds, strict=True)), act)
         for fd in fds:
             os.close(fd)
 
