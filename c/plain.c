@@ -34,12 +34,12 @@ static PyObject *attribute_or_null(PyObject *object, PyObject *name)
     return value;
 }
 
-static bool is_array_of(PyObject *object, PyObject **dtype)
+// The dtype of numpy's array, which the array keeps alive; NULL for anything else.
+static PyObject *dtype_of(PyObject *array)
 {
-    if ((PyObject *)Py_TYPE(object) != ndarray || !(*dtype = attribute_or_null(object, name_dtype)))
-        return false;
-    Py_DECREF(*dtype); // the array keeps it
-    return true;
+    PyObject *dtype = (PyObject *)Py_TYPE(array) == ndarray ? attribute_or_null(array, name_dtype) : NULL;
+    Py_XDECREF(dtype);
+    return dtype;
 }
 
 static bool says(PyObject *object, const char *text)
@@ -47,14 +47,13 @@ static bool says(PyObject *object, const char *text)
     return PyUnicode_CheckExact(object) && PyUnicode_CompareWithASCIIString(object, text) == 0;
 }
 
-// One of two texts: false for any other.
-static bool either(PyObject *object, const char *unset, const char *set, int value, int *ret)
+// Add `flag` where an option says so; false where it says neither.
+static bool read_option(PyObject *option, const char *without, const char *with, int flag, int *ret)
 {
-    if (says(object, set))
-        *ret |= value;
-    else if (!says(object, unset))
-        return false;
-    return true;
+    if (says(option, without))
+        return true;
+    *ret |= flag;
+    return says(option, with);
 }
 
 static bool number_of_threads(PyObject *object, int *ret)
@@ -91,16 +90,15 @@ static PyObject *gather(PyObject *self, PyObject *const *arguments, Py_ssize_t c
     }
     PyObject *const ids = arguments[2], *const out = arguments[3], *const per_head = arguments[5];
     const struct ed_table *table = PyLong_AsVoidPtr(arguments[0]);
-    PyObject *ids_dtype, *out_dtype;
-    int threads, flags = 0, engine = ED_TEAM;
     if (!table)
         return NULL;
-    if (!is_array_of(ids, &ids_dtype) || (ids_dtype != int64 && ids_dtype != int32) || !is_array_of(out, &out_dtype) ||
-        out_dtype != arguments[1] || !number_of_threads(arguments[4], &threads) || !PyBool_Check(per_head) ||
-        !either(arguments[6], "raise", "zero", ED_INVALID_ZERO, &flags) ||
-        !either(arguments[7], "team", "openmp", ED_OPENMP, &engine))
+    PyObject *const dtype = dtype_of(ids);
+    int threads, engine = ED_TEAM, flags = (dtype == int64 ? ED_IDS_64 : 0) | (per_head == Py_True ? ED_PER_HEAD : 0);
+    if (!dtype || (dtype != int64 && dtype != int32) || dtype_of(out) != arguments[1] ||
+        !number_of_threads(arguments[4], &threads) || !PyBool_Check(per_head) ||
+        !read_option(arguments[6], "raise", "zero", ED_INVALID_ZERO, &flags) ||
+        !read_option(arguments[7], "team", "openmp", ED_OPENMP, &engine))
         Py_RETURN_NONE;
-    flags |= (ids_dtype == int64 ? ED_IDS_64 : 0) | (per_head == Py_True ? ED_PER_HEAD : 0);
     Py_buffer from, to;
     if (PyObject_GetBuffer(ids, &from, PyBUF_ND)) {
         PyErr_Clear();
@@ -176,7 +174,8 @@ static bool read_tensor(PyObject *object, struct form_key *key, struct dlpack_te
     }
     if (ret->dimensions > MOST_DIMENSIONS || (ret->dimensions && !ret->strides))
         return false;
-    add_word(key, (int64_t)ret->dimensions << 32 | ret->type_lanes << 16 | ret->type_bits << 8 | ret->type_code);
+    add_word(key,
+             (int64_t)ret->dimensions << 32 | (int64_t)ret->type_lanes << 16 | ret->type_bits << 8 | ret->type_code);
     add_word(key, (int64_t)ret->device_kind << 32 | (uint32_t)ret->device_ordinal);
     for (int i = 0; i < ret->dimensions; i++) {
         add_word(key, ret->shape[i]);
@@ -216,7 +215,8 @@ static PyObject *form_key(PyObject *self, PyObject *const *arguments, Py_ssize_t
         PyErr_SetString(PyExc_TypeError, "form_key takes 4 arguments");
         return NULL;
     }
-    struct form_key key = {0};
+    struct form_key key;
+    key.words = 0;
     struct dlpack_tensor ids, out;
     if (!read_format(arguments[2], arguments[3], &key) || !read_tensor(arguments[0], &key, &ids) ||
         !read_tensor(arguments[1], &key, &out))
@@ -260,7 +260,8 @@ static PyObject *cuda_gather(PyObject *self, PyObject *const *arguments, Py_ssiz
         return NULL;
     }
     PyObject *const forms = arguments[0], *const stream = arguments[3];
-    struct form_key key = {0};
+    struct form_key key;
+    key.words = 0;
     struct dlpack_tensor ids, out;
     uint64_t handle = 0;
     // The stream first: asking an object for it may run Python, which may do anything to the arrays.

@@ -13,6 +13,8 @@ MOST_FORMS: Final = 256
 
 MOST_ALIGN: Final = 16
 
+_FORM: Final[Any] = ffi.typeof("struct ed_cuda_form *")
+
 
 class Launch(NamedTuple):
     """The arguments of ed_cuda_gather (c/cuda.h), in its order; strides of ids in elements, of out in bytes."""
@@ -74,7 +76,7 @@ def form_key(ids: Any, out: Any, *rest: Any) -> Any:
 
 def launch_as(form: bytes, ids: int, out: int, stream: int) -> int | None:
     """Launch a gather of a form; None where the address of `out` does not go with it."""
-    known: Any = ffi.from_buffer("struct ed_cuda_form *", form)
+    known: Any = ffi.from_buffer(_FORM, form)
     if out & (known.align - 1):
         return None
     return int(lib.ed_cuda_gather_form(known, ids, out, stream))

@@ -96,10 +96,10 @@ def test_an_array_that_got_other_memory_or_another_form_is_read_anew(load: Calla
     out.resize((50, 320))
     ids[:] = np.arange(50)[::-1]
     assert np.array_equal(loaded.table.gather(ids, out), loaded.rows[ids])
-    ids.shape = (5, 10)
+    ids.resize((5, 10))
     with pytest.raises(ParameterError, match="out has 15680 bytes, 50 rows of 320 bytes need 16000"):
         loaded.table.gather(ids, out[:49])
-    out.shape = (5, 10, 320)
+    out.resize((5, 10, 320))
     assert np.array_equal(loaded.table.gather(ids, out), loaded.rows[ids])
     out.flags.writeable = False
     with pytest.raises(ParameterError, match="read-only"):
