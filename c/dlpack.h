@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-enum { DLPACK_MAJOR = 1, DLPACK_CUDA = 2 };
+enum { DLPACK_MAJOR = 1 };
 
 #define DLPACK_EXCHANGE_CAPSULE "dlpack_exchange_api"
 
