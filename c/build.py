@@ -2,7 +2,8 @@
 """Builds what is written in C into the package: the wheel's build hook, and `python c/build.py`.
 
 engramdax/_core.abi3.so is the core, by cffi in API mode: the declarations in core.cdef, the code in the .c files beside
-it. The extension uses Python's stable ABI, so that one wheel serves CPython 3.11 and later.
+it; plain.c is a second module in the same file (engramdax/plain.py). Both use Python's stable ABI, so that one wheel
+serves CPython 3.11 and later.
 
 engramdax/_udev is what `engramdax udev install` installs: the files of udev/ and the helper, a program that
 needs libc alone.
@@ -69,7 +70,7 @@ def ffi_builder() -> cffi.FFI:
     ffi.set_source(
         "engramdax._core",
         "".join(f'#include "{unit}.h"\n' for unit in UNITS),
-        sources=[str(HERE / f"{unit}.c") for unit in UNITS],
+        sources=[str(HERE / f"{unit}.c") for unit in (*UNITS, "plain")],
         include_dirs=[str(HERE)],
         extra_compile_args=flags,
         extra_link_args=links,

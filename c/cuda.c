@@ -320,6 +320,12 @@ int ed_cuda_gather(const struct ed_cuda_gather *plan, const struct ed_cuda_route
     return ed_cuda_launch(route->direct, (uint32_t)((rows + WARPS - 1) / WARPS), BLOCK, &p, stream);
 }
 
+int ed_cuda_gather_form(const struct ed_cuda_form *form, uint64_t ids, uint64_t out, uint64_t stream)
+{
+    return ed_cuda_gather(form->plan, form->route, ids, (int)form->ids_64, form->ids_stride, form->outer, out,
+                          form->out_stride, form->out_column_stride, stream);
+}
+
 int ed_cuda_hash(const struct ed_cuda_hash *batch, uint64_t function, uint64_t stream)
 {
     const uint64_t ids = (uint64_t)batch->count * batch->layers * batch->heads;

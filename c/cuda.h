@@ -118,6 +118,16 @@ int ed_cuda_gather(const struct ed_cuda_gather *plan, const struct ed_cuda_route
                    int64_t ids_stride, uint32_t outer, uint64_t out, int64_t out_stride, int64_t out_column_stride,
                    uint64_t stream);
 
+// All of a launch but its addresses and its stream.
+struct ed_cuda_form {
+    const struct ed_cuda_gather *plan;
+    const struct ed_cuda_route *route;
+    int64_t ids_stride, out_stride, out_column_stride;
+    uint32_t ids_64, outer;
+    uint64_t align; // what the address of the output has to be a multiple of, a power of two
+};
+int ed_cuda_gather_form(const struct ed_cuda_form *form, uint64_t ids, uint64_t out, uint64_t stream);
+
 // The same for row ids of the host: `ids`, one for each row of `out`, -1 for a row of zeros, at most as many as the
 // lane's mailbox holds. They are copied, and the CPU begins at once. The lane serves such calls alone, one thread at a
 // time. ED_CUDA_BUSY: nothing was done, since the call before is not over.

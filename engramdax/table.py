@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from engramdax import buffers
+from engramdax import buffers, plain
 from engramdax._core import ffi, lib
 from engramdax.checksums import BadBlock, verify_blocks
 from engramdax.counters import counter_of
@@ -48,13 +48,13 @@ NATIVE_DTYPES: Final = frozenset(
 """Element types that numpy has itself; rows of any other come back as uint8."""
 
 
-# Looked up once: the shortest gather takes about a microsecond.
 _INT32: Final = np.dtype(np.int32)
 _INT64: Final = np.dtype(np.int64)
+_DONE: Final = int(lib.ED_DONE)
+_PER_HEAD: Final = int(lib.ED_PER_HEAD)
+_INVALID_ZERO: Final = int(lib.ED_INVALID_ZERO)
 _IDS_64: Final = int(lib.ED_IDS_64)
-_BYTES: Final[Any] = ffi.typeof("uint8_t[]")
-_gather_one: Final[Any] = lib.ed_gather_one
-_from_buffer: Final[Any] = ffi.from_buffer
+_OPENMP: Final = int(lib.ED_OPENMP)
 
 
 class Table:
@@ -198,39 +198,28 @@ class Table:
 
         Raises PoisonedRowsError where memory under rows cannot be read; all other rows are right then.
         """
+        id_array: Any = ids
+        result: npt.NDArray[Any] = out
         # Types that numpy has built in are single objects: comparing them so keeps the usual call short.
-        if type(ids) is np.ndarray and ((dtype := ids.dtype) is _INT64 or dtype is _INT32):
-            id_array = ids
-        else:
+        if out is None and type(ids) is np.ndarray and ((dtype := ids.dtype) is _INT64 or dtype is _INT32):
+            result = np.empty((*ids.shape, self._items), self._dtype)
+        outcome = plain.gather(self._address, self._dtype, ids, result, threads, per_head, invalid, engine)
+        if outcome is None:  # not numpy's arrays in their usual form, or something is wrong
             id_array = buffers.id_array(ids)
-            dtype = id_array.dtype
-        shape, count = (*id_array.shape, self._items), id_array.size
-        if out is None:
-            result = np.empty(shape, self._dtype)
-        elif type(out) is np.ndarray and out.dtype is self._dtype and out.shape == shape:
-            result = out
-        else:
-            result = self._output(out, shape)
-        flags = _IDS_64 if dtype is _INT64 else 0
-        if per_head or invalid != "raise":
+            result = self._output(out, (*id_array.shape, self._items))
             flags = self._flags(id_array, per_head=per_head, invalid=invalid)
-        try:
-            id_pointer, out_pointer = _from_buffer(id_array), _from_buffer(_BYTES, result, True)
-        except (ValueError, BufferError):
-            # Says which of the two is not contiguous, or not writable.
-            buffers.out_bytes(result, buffers.id_array(id_array).size, self.row_bytes)
-            raise
-        outcome = _gather_one(
-            self._core,
-            id_pointer,
-            count,
-            flags,
-            out_pointer,
-            0 if threads is None else thread_count(threads),
-            0 if engine == "team" else engine_number(engine),
-        )
-        if outcome:
-            raise failure_of(outcome, [(self, id_array, flags)])
+            outcome = plain.gather(
+                self._address,
+                self._dtype,
+                id_array,
+                result.view(self._dtype, np.ndarray),
+                None if threads is None else thread_count(threads),
+                bool(flags & _PER_HEAD),
+                "zero" if flags & _INVALID_ZERO else "raise",
+                "openmp" if engine_number(engine) == _OPENMP else "team",
+            )
+        if outcome != _DONE:
+            raise failure_of(outcome, [(self, id_array, _PER_HEAD if per_head else 0)])
         return result
 
     def gather_tokens(
@@ -413,6 +402,7 @@ class Table:
         core.rows_ahead = self._attachment.rows_ahead(core)
         core.counter = self._counter.address if self._counter else ffi.NULL
         self._core = core
+        self._address = int(ffi.cast("uintptr_t", core))
 
     def _flags(self, ids: npt.NDArray[Any], *, per_head: bool, invalid: str) -> int:
         flags = lib.ED_IDS_64 if ids.dtype.itemsize == 8 else 0

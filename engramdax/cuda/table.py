@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from engramdax import plain
 from engramdax._core import lib
 from engramdax.backing import parse_size
 from engramdax.cuda.arrays import on_host
@@ -15,7 +16,7 @@ from engramdax.cuda.calibration import Calibration
 from engramdax.cuda.calls import Calls, Prepared, launch_error
 from engramdax.cuda.driver import NO_CONTEXT, on_device, synchronise, use, uuid_of
 from engramdax.cuda.formats import TYPESTRS, Format, Formats, RowsShape
-from engramdax.cuda.forms import MOST_FORMS, Form, form_key, form_of
+from engramdax.cuda.forms import MOST_FORMS, form_key, form_of, launch_as
 from engramdax.cuda.gatherer import CudaGatherer
 from engramdax.cuda.host_rounds import HostRounds
 from engramdax.cuda.hot import HotRows, rows_within
@@ -82,7 +83,7 @@ class CudaTable:
         self.nbytes = self._plans.nbytes + (self._lane.nbytes if self._lane else 0)
         self._routes = routes(table, device, self._formats, self._lane)
         self._calls = Calls(table, device, self._part, self._formats, self._plans, self._routes, self.most_rows)
-        self._forms: dict[Any, Form] = {}
+        self._forms: dict[Any, bytes] = {}
         self._host: HostRounds | None = None
         self._host_mutex = threading.Lock()
         self._hot = None if hot is None else self._make_hot(hot)
@@ -196,9 +197,14 @@ class CudaTable:
         ParameterError for arrays, a format or a stream that do not do; ClosedError after `close`; CudaError for a
         launch that the driver refuses. A call that is mixed raises what `check` would, and launches nothing then.
         """
-        key = None if out is None else form_key(ids, out, format, per_head)
-        known = self._forms.get(key)
-        if known is None or (out.data_ptr() & (known.align - 1)):
+        result = plain.cuda_gather(self._forms, ids, out, stream, format, per_head)
+        if result is None:
+            key = None if out is None else form_key(ids, out, format, per_head)
+            known = self._forms.get(key)
+            if known is not None:
+                handle = torch_stream(self.device) if stream is None else stream_handle(stream, ())
+                result = launch_as(known, ids.data_ptr(), out.data_ptr(), handle)
+        if result is None:
             if (host_ids := on_host(ids)) is not None:
                 self._check_open()
                 call = self._calls.prepare_host(host_ids, out, stream, format=format, per_head=per_head)
@@ -210,18 +216,6 @@ class CudaTable:
                     self._forms.clear()
                 self._forms[key] = form_of(prepared.launch)
             return CudaGatherer(self, prepared)()
-        result = lib.ed_cuda_gather(
-            known.plan,
-            known.route,
-            ids.data_ptr(),
-            known.ids_64,
-            known.ids_stride,
-            known.outer,
-            out.data_ptr(),
-            known.out_stride,
-            known.column_stride,
-            torch_stream(self.device) if stream is None else stream_handle(stream, ()),
-        )
         if result == NO_CONTEXT:
             return self.gatherer(ids, out, stream, format=format, per_head=per_head)()
         if result:

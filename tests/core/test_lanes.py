@@ -182,7 +182,7 @@ def test_the_poller_spins_while_a_launch_has_not_begun(side_of):
     lib.ed_lanes_configure(100)
     try:
         lib.ed_lane_expect(side.lane, 7)
-        assert _awake(POLLER) > 0.9
+        assert _awake(POLLER, 0.3) > 0.9
     finally:
         lib.ed_lanes_configure(-1)
 
@@ -209,16 +209,18 @@ def _naps_of_the_poller() -> int:
     return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
 
 
-def _awake(name: str, samples: int = 60) -> float:
-    """Give in what share of looks, 5 ms apart, the busiest thread of that name did not sleep.
+def _awake(name: str, seconds: float) -> float:
+    """Give in what share of looks within that time the busiest thread of that name did not sleep.
 
     It may wait for a CPU: how much of one it gets says more of the machine than of it.
     """
     found: Counter[int] = Counter()
-    for _ in range(samples):
+    looks, end = 0, time.monotonic() + seconds
+    while time.monotonic() < end:
         found.update(task for task, (state, *_) in tasks(name).items() if state == "R")
+        looks += 1
         time.sleep(0.005)
-    return max(found.values(), default=0) / samples
+    return max(found.values(), default=0) / looks
 
 
 def test_workers_stay_awake_after_a_round_that_nobody_told_of(side_of):
@@ -232,7 +234,7 @@ def test_workers_stay_awake_after_a_round_that_nobody_told_of(side_of):
             time.sleep(0.6)
         side.post(np.arange(1000), 16, expected=False)
         side.wait()
-        assert _awake(WORKER, 30) > 0.9
+        assert _awake(WORKER, 0.15) > 0.9
     finally:
         engramdax.configure(spin_us=100, linger_us=20_000)
 

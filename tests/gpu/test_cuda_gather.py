@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import engramdax
+from engramdax import plain
 from engramdax.errors import CudaError, ParameterError
 
 torch = pytest.importorskip("torch")
@@ -314,3 +315,51 @@ def test_the_form_of_a_call_is_remembered_and_never_taken_for_another(table_of):
                     assert np.array_equal(out.cpu().numpy(), rows[ids.cpu().numpy()])
                 assert not whole[:offset].any()
                 assert not whole[offset + ids.numel() * 264 :].any()
+
+
+def test_tensors_that_got_other_memory_or_another_form_are_read_anew(table_of):
+    rows = rows_of(2000, 264)
+    table = table_of(rows).cuda()
+    ids = torch.randint(0, 2000, (7, 24), device="cuda")
+    out = torch.zeros((7, 24, 264), dtype=torch.uint8, device="cuda")
+    before = torch.zeros_like(out)
+    out.set_(before)
+    for _ in range(2):
+        table.gather(ids, out)
+    assert np.array_equal(before.cpu().numpy(), rows[ids.cpu().numpy()])
+    kept = before.clone()
+    ids.data = torch.randint(0, 2000, (7, 24), device="cuda")
+    out.set_(torch.zeros_like(out))
+    table.gather(ids, out)
+    assert np.array_equal(out.cpu().numpy(), rows[ids.cpu().numpy()])
+    assert torch.equal(before, kept)
+    ids.data = ids.int()
+    out.transpose_(0, 1)
+    with pytest.raises(ParameterError, match="out has shape"):
+        table.gather(ids, out)
+    ids.t_()
+    with pytest.raises(ParameterError, match="last dimension of ids is strided"):
+        table.gather(ids, out)
+
+
+def test_a_plain_call_is_launched_on_the_stream_that_is_current_or_named(table_of):
+    rows = rows_of(2000, 264)
+    table = table_of(rows).cuda()
+    ids = torch.randint(0, 2000, (7, 24), device="cuda")
+    out = torch.empty((7, 24, 264), dtype=torch.uint8, device="cuda")
+    table.gather(ids, out)
+    if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        # From the second call of a form on, nothing is asked of the tensors in Python.
+        assert plain.cuda_gather(table._forms, ids, out, None, "raw", False) == 0
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    for stream in (None, side, side.cuda_stream):
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(20_000_000)
+            out.zero_()  # which on any other stream would come after the rows
+            if stream is None:
+                table.gather(ids, out)
+        if stream is not None:
+            table.gather(ids, out, stream)
+        side.synchronize()
+        assert np.array_equal(out.cpu().numpy(), rows[ids.cpu().numpy()])
