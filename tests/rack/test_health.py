@@ -85,7 +85,8 @@ class Fleet:
         for name, content in self.keys.items():
             host.put(f"/run/ssh/{name}", content)
         host.put("/run/ssh/config", (CONFIG + more).encode())
-        host.run("chmod 600 /run/ssh/host /run/ssh/user")
+        # The programs that a host has in /usr/bin lie elsewhere in a guest.
+        host.run('chmod 600 /run/ssh/host /run/ssh/user; echo "SetEnv PATH=$PATH" >>/run/ssh/config')
         self.daemons[host.name] = host.start("exec /usr/sbin/sshd -D -e -f /run/ssh/config")
         host.run("for i in $(seq 100); do [ -s /run/ssh/pid ] && exit 0; sleep 0.1; done; exit 1")
 
