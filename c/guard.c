@@ -177,6 +177,33 @@ int ed_copy_guarded(uint8_t *to, const uint8_t *from, uint64_t bytes, const uint
     return 0;
 }
 
+// Whole lines at once as long as they are zero, whatever their alignment.
+static uint64_t find_nonzero(const uint8_t *from, uint64_t bytes)
+{
+    uint64_t at = 0;
+    for (uint64_t words[8]; bytes - at >= sizeof words; at += sizeof words) {
+        memcpy(words, from + at, sizeof words);
+        if (words[0] | words[1] | words[2] | words[3] | words[4] | words[5] | words[6] | words[7])
+            break;
+    }
+    while (at < bytes && !from[at])
+        at++;
+    return at;
+}
+
+int ed_find_nonzero_guarded(const uint8_t *from, uint64_t bytes, const uint8_t *begin, const uint8_t *end,
+                            uint64_t *ret)
+{
+    ed_guard_prepare();
+    struct ed_guard guard = {.begin = begin, .end = end};
+    if (!ED_GUARD_ARM(&guard))
+        return -1;
+    const uint64_t found = find_nonzero(from, bytes);
+    ed_guard_disarm();
+    *ret = found;
+    return 0;
+}
+
 int ed_invalidate_guarded(const uint8_t *address, uint64_t length, const uint8_t *begin, const uint8_t *end)
 {
     ed_guard_prepare();

@@ -37,6 +37,10 @@ uint64_t ed_guard_advisories(void);
 // Copy `bytes` of a mapping [begin, end) that may fault; 0, or -1 if it did, and `to` is then undefined.
 int ed_copy_guarded(uint8_t *to, const uint8_t *from, uint64_t bytes, const uint8_t *begin, const uint8_t *end);
 
+// Find the first of `bytes` of a mapping that is not zero: its index, `bytes` where all are; 0, or -1 if one faulted.
+int ed_find_nonzero_guarded(const uint8_t *from, uint64_t bytes, const uint8_t *begin, const uint8_t *end,
+                            uint64_t *ret);
+
 // ed_invalidate() (media.h) of a part of a mapping that may fault, for which a flush needs a translation as a load
 // does; 0, or -1 if it did.
 int ed_invalidate_guarded(const uint8_t *address, uint64_t length, const uint8_t *begin, const uint8_t *end);

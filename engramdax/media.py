@@ -98,8 +98,20 @@ class MappedMedia:
         copy = _uncleared("uint8_t[]", max(length, 1))
         begin = self._base
         if lib.ed_copy_guarded(copy, begin + offset, length, begin, begin + self.size):
-            raise UnreadableError(
-                f"bytes {offset} to {offset + length} of {self.mapping.path} cannot be read",
-                remedy="the device may be gone, its memory poisoned, or the file truncated",
-            )
+            raise self._unreadable(offset, length)
         return bytes(ffi.buffer(copy, length))
+
+    def first_nonzero(self, offset: int, length: int) -> int | None:
+        """Give the offset of the first byte of the range that is not zero, if any; UnreadableError as for `load`."""
+        self.mapping.check(offset, length)
+        found = ffi.new("uint64_t *")
+        begin = self._base
+        if lib.ed_find_nonzero_guarded(begin + offset, length, begin, begin + self.size, found):
+            raise self._unreadable(offset, length)
+        return offset + int(found[0]) if found[0] < length else None
+
+    def _unreadable(self, offset: int, length: int) -> UnreadableError:
+        return UnreadableError(
+            f"bytes {offset} to {offset + length} of {self.mapping.path} cannot be read",
+            remedy="the device may be gone, its memory poisoned, or the file truncated",
+        )

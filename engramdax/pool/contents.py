@@ -13,7 +13,6 @@ import time
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import numpy as np
 from crc32c import crc32c
 
 from engramdax.errors import FormatError, NotAPoolError
@@ -135,18 +134,12 @@ def _crc(media: MappedMedia, start: int, end: int) -> int:
     """Give a checksum of the bytes that are looked at in a pool, those of its tombstone counted as zeros."""
     crc = 0
     for offset, length in _looked_at(start, end):
-        data = _load(media, offset, length)
-        if offset == start:
-            data = bytes(LINE) + data[LINE:]
-        if not _all_zeros(data):  # as most of a new pool is
+        skipped = LINE if offset == start else 0
+        # Most of a new pool is zero.
+        if _first_nonzero(media, [(offset + skipped, length - skipped)]) is not None:
+            data = bytes(skipped) + media.load(offset + skipped, length - skipped)
             crc = crc32c(data, crc32c((offset - start).to_bytes(8, "little"), crc))
     return crc
-
-
-def _load(media: MappedMedia, offset: int, length: int) -> bytes:
-    """Load what the media hold now: another host may have written there since this one looked last."""
-    media.invalidate(offset, length)
-    return media.load(offset, length)
 
 
 def _looked_at(start: int, end: int) -> list[tuple[int, int]]:
@@ -165,17 +158,15 @@ def _to_look_at(media: MappedMedia, fd: int) -> list[tuple[int, int]]:
 
 
 def _first_nonzero(media: MappedMedia, pieces: Sequence[tuple[int, int]]) -> int | None:
-    """Give the offset of the first byte found that is not zero."""
+    """Give the offset of the first byte found that is not zero, of what the media hold now.
+
+    Another host may have written there since this one looked last.
+    """
     for offset, length in pieces:
-        data = _load(media, offset, length)
-        if not _all_zeros(data):
-            return offset + int(np.flatnonzero(np.frombuffer(data, np.uint8))[0])
+        media.invalidate(offset, length)
+        if (found := media.first_nonzero(offset, length)) is not None:
+            return found
     return None
-
-
-def _all_zeros(data: bytes) -> bool:
-    # max has a vector loop, any makes a truth value of each byte.
-    return not np.frombuffer(data, np.uint8).max(initial=0)
 
 
 def _pieces(first: int, end: int) -> list[tuple[int, int]]:

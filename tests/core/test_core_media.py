@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engramdax._core import ffi, lib
-from engramdax.errors import BackingError
+from engramdax.errors import BackingError, UnreadableError
 from engramdax.mapping import Mapping
 from engramdax.media import MappedMedia
 
@@ -100,9 +100,28 @@ def test_a_store_to_a_read_only_mapping_is_an_error_and_not_a_signal(file: int) 
 def test_ranges_outside_the_media_are_refused(file: int, offset: int, length: int) -> None:
     media = MappedMedia(mapping(file))
     said = f"bytes {offset} to {offset + length} lie outside the 65536 of media"
-    for use in (media.load, media.invalidate, media.mapping.view):
+    for use in (media.load, media.invalidate, media.first_nonzero, media.mapping.view):
         with pytest.raises(BackingError, match=said):
             use(offset, length)
+
+
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 200])
+def test_first_byte_that_is_not_zero_is_found_wherever_the_range_begins_and_ends(file: int, length: int) -> None:
+    media = MappedMedia(mapping(file))
+    for offset in (*range(4096, 4162), (1 << 16) - length):
+        for at in range(length):
+            os.pwrite(file, bytes(8192), offset - 256)
+            os.ftruncate(file, 1 << 16)
+            os.pwrite(file, b"\1", offset - 1)
+            os.pwrite(file, b"\x80", offset + at)
+            assert media.first_nonzero(offset, length) == offset + at
+            assert media.first_nonzero(offset, at) is None
+    os.pwrite(file, bytes(4096), 0)
+    os.ftruncate(file, 4096)
+    with pytest.raises(UnreadableError, match="bytes 4000 to 5000 of media cannot be read"):
+        media.first_nonzero(4000, 1000)
+    os.pwrite(file, b"\1", 4095)
+    assert media.first_nonzero(4090, 6) == 4095
 
 
 @given(offset=st.integers(0, (1 << 16) - 1), length=st.integers(0, 4096))
