@@ -412,7 +412,7 @@ static uint64_t random_next(uint64_t *state)
 
 int ed_gather_calibrate(const struct ed_table *table, uint64_t samples, double *nanoseconds)
 {
-    static const uint32_t distances[] = {2, 4, 8, 16, 24, 32, 48, ED_MAX_AHEAD};
+    static const uint32_t distances[] = {2, 4, 8, 16, 32, 64, 128, ED_MAX_AHEAD};
     enum { ROUNDS = 3 };
     int64_t *ids = malloc(samples * sizeof *ids);
     uint8_t *out = malloc(samples * table->row_bytes);

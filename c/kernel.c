@@ -41,6 +41,12 @@ static inline __attribute__((always_inline)) void fetch(const uint8_t *p, uint64
         __builtin_prefetch(line, 0, 2);
 }
 
+static void fetch_spans(const struct ed_table *t, int64_t row)
+{
+    for (uint64_t s = 0; s < t->span_count; s++)
+        fetch(t->base + t->spans[s].offset + (uint64_t)row * t->spans[s].stride, t->spans[s].bytes);
+}
+
 static inline __attribute__((always_inline)) void copy_small(uint8_t *to, const uint8_t *from, uint64_t bytes)
 {
     if (bytes >= 16) {

@@ -30,7 +30,7 @@ struct ed_table {
 };
 
 enum {
-    ED_MAX_AHEAD = 63,
+    ED_MAX_AHEAD = 511, // a power of two less one
     ED_CALLS_SHIFT = 40,
 };
 

@@ -102,8 +102,8 @@ def open(  # noqa: A001 - the name users expect
     None means ENGRAMDAX_POOL, or else the one pool there is. The memory is opened O_RDONLY and mapped
     PROT_READ. A bad copy of the metadata is a DegradedPoolWarning as long as another one is good.
 
-    tune: how many rows ahead gathers prefetch, 0 to 63; "auto" measures it with the first table (some
-    milliseconds), None does so on devdax devices and takes 12 KiB of rows elsewhere.
+    tune: how many rows ahead gathers prefetch, 0 to 511; "auto" measures it with the first table (some
+    milliseconds), None does so on devdax devices and takes 32 KiB of rows elsewhere.
 
     Raises ParameterError (`tune`, no one pool), BackingError (nothing there, no permission), NotAPoolError,
     FormatError, RefusedError (a shared pool that has not admitted this host).

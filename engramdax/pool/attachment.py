@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from engramdax.format.directory import TableEntry
 
-AHEAD_BYTES: Final = 12 << 10
-"""How far ahead a gather prefetches from DRAM, where 8 to 16 KiB are equally good."""
+AHEAD_BYTES: Final = 32 << 10
+"""How far ahead a gather prefetches from DRAM: no less than a chunk of the team (c/gather.c)."""
 LEAST_ROWS_AHEAD: Final = 3
 
 MAX_ROWS_AHEAD: Final = int(lib.ED_MAX_AHEAD)

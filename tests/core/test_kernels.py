@@ -80,7 +80,7 @@ def test_every_distance_of_prefetching(kernel: str, size: int):
 @pytest.mark.parametrize("spans", [[(0, 264, 264)], [(0, 256, 256), (256 * 100, 8, 8)]], ids=["packed", "two spans"])
 def test_the_lowest_bad_id_is_reported_and_the_rows_before_it_are_there(kernel: str, spans: list[tuple[int, int, int]]):
     memory = np.random.default_rng(4).integers(0, 256, 264 * 100, np.uint8)
-    for ahead in (0, 1, 12, 63):
+    for ahead in (0, 1, 12, 63, lib.ED_MAX_AHEAD):
         table = RawTable(memory, 100, spans, ahead=ahead)
         for at in (0, 1, 11, 12, 13, 62, 63, 64, 89):
             for bad in (100, -2, 2**31 - 1, -(2**31), 2**62, -(2**63)):
@@ -102,7 +102,7 @@ def test_rows_of_two_spans_come_together_and_neither_is_overrun(kernel: str):
         size = rows * (first + second)
         for extent in (memory.first(size), memory.last(size)):
             spans = [(0, first, first), (rows * first, second, second)]
-            for ahead in (0, 12, 63):
+            for ahead in (0, 12, 63, lib.ED_MAX_AHEAD):
                 table = RawTable(extent, rows, spans, ahead=ahead)
                 ids = np.concatenate([[0, rows - 1, -1], some_ids(90, rows)])
                 outcome, out = table.gather(ids, kernel, out_shift=first % 64)

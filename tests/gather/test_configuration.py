@@ -117,14 +117,14 @@ def test_numpy_integers_are_numbers_of_threads(load: Callable):
     assert np.array_equal(loaded.table.gather([1], threads=np.int32(2)), loaded.expected([1]))
 
 
-@pytest.mark.parametrize("tune", ["fast", "", 2.5, True, False, -1, 64, b"auto", [1]])
+@pytest.mark.parametrize("tune", ["fast", "", 2.5, True, False, -1, 512, b"auto", [1]])
 def test_a_distance_that_makes_no_sense_is_refused(load: Callable, tune: object):
     path = load(rows=10).path
-    with pytest.raises(ParameterError, match="give 0 to 63 rows, or 'auto'"):
+    with pytest.raises(ParameterError, match="give 0 to 511 rows, or 'auto'"):
         engramdax.open(path, tune=tune)
 
 
-@pytest.mark.parametrize("tune", ["auto", None, 0, 63])
+@pytest.mark.parametrize("tune", ["auto", None, 0, 511])
 def test_a_distance_changes_no_row(load: Callable, tune: object):
     loaded = load()
     table = engramdax.open(loaded.path, tune=tune)["table0"]
