@@ -104,6 +104,7 @@ def test_a_warning_names_the_line_that_opened_the_pool(path: Path) -> None:
         assert [one.filename for one in caught] == [__file__]
 
 
+@pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("slot", [0, 1])
 def test_one_bad_slot_is_a_warning(path: Path, slot: int) -> None:
     overwrite(path, SLOTS[slot] + 70, b"X")
