@@ -144,7 +144,7 @@ def test_pool_in_a_truncated_file_is_given_back_when_forced(
     command("ls", "--pool", tmp_path / "link").failed(1, "no pool here" if left >= 4096 else "")
 
 
-def test_truncated_file_of_a_pool_whose_record_says_no_size(command: Command, pool: Path) -> None:
+def test_truncated_file_is_given_back_whose_record_says_no_size(command: Command, pool: Path) -> None:
     (file,) = records()
     file.write_text(json.dumps({**json.loads(file.read_text()), "size": 0}))
     os.truncate(pool, SIZE // 2)

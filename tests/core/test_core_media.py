@@ -116,6 +116,10 @@ def test_first_byte_that_is_not_zero_is_found_wherever_the_range_begins_and_ends
             os.pwrite(file, b"\x80", offset + at)
             assert media.first_nonzero(offset, length) == offset + at
             assert media.first_nonzero(offset, at) is None
+
+
+def test_a_search_for_bytes_that_are_not_zero_ends_in_an_error_where_memory_is_gone(file: int) -> None:
+    media = MappedMedia(mapping(file))
     os.pwrite(file, bytes(4096), 0)
     os.ftruncate(file, 4096)
     with pytest.raises(UnreadableError, match="bytes 4000 to 5000 of media cannot be read"):
