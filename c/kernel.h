@@ -30,7 +30,7 @@ struct ed_table {
 };
 
 enum {
-    ED_MAX_AHEAD = 511, // a power of two less one
+    ED_MAX_AHEAD = 511, // a chunk of rows of 64 bytes and more; a power of two less one, since it is a mask, too
     ED_CALLS_SHIFT = 40,
 };
 

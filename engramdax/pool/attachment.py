@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from engramdax.format.directory import TableEntry
 
 AHEAD_BYTES: Final = 32 << 10
-"""How far ahead a gather prefetches from DRAM: no less than a chunk of the team (c/gather.c)."""
+"""How far ahead a gather prefetches from DRAM: more than a chunk of the team (MOST_CHUNK_BYTES, c/gather.c).
+
+All rows of a chunk are asked for before the first is copied then: copies between would keep the second level from
+having as many lines on their way as it can.
+"""
+
 LEAST_ROWS_AHEAD: Final = 3
 
 MAX_ROWS_AHEAD: Final = int(lib.ED_MAX_AHEAD)
