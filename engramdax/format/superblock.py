@@ -23,8 +23,9 @@ MAX_POOL_NAME: Final = 64
 POOL_NAME: Final = re.compile(rf"[{NAME_CHARACTERS}]{{1,{MAX_POOL_NAME}}}")
 
 # docs/format.md holds the same as a table; tests/format compares both.
-_HEAD: Final = struct.Struct("<8sIIQQQ16s16sIIQ64sIIQ3QI4x2QQQQ")
-_POOL_OFFSET: Final = struct.calcsize("<8sIIQQQ")
+_BEFORE_POOL: Final = "<8sIIQQQ"
+_POOL_OFFSET: Final = struct.calcsize(_BEFORE_POOL)
+_HEAD: Final = struct.Struct(f"{_BEFORE_POOL}16s16sIIQ64sIIQ3QI4x2QQQQ")
 _CRC: Final = struct.Struct("<I")
 _CRC_OFFSET: Final = SUPERBLOCK_BYTES - _CRC.size
 
