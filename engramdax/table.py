@@ -196,7 +196,8 @@ class Table:
         engine: "team" (see c/team.h), or "openmp", the paper's routine, which is not guarded. The GIL is
         released.
 
-        Raises PoisonedRowsError where memory under rows cannot be read; all other rows are right then.
+        Raises ParameterError for ids, an `out` or options that do not do, and PoisonedRowsError where memory under
+        rows cannot be read; all other rows are right then.
         """
         id_array: Any = ids
         result: npt.NDArray[Any] = out
@@ -212,7 +213,7 @@ class Table:
                 self._address,
                 self._dtype,
                 id_array,
-                result.view(self._dtype, np.ndarray),
+                result.view(self._dtype, np.ndarray),  # C takes no subclass, and no other object for an equal dtype
                 None if threads is None else thread_count(threads),
                 bool(flags & _PER_HEAD),
                 "zero" if flags & _INVALID_ZERO else "raise",
