@@ -137,7 +137,7 @@ def main() -> None:
 
 @cache
 def _command_line() -> Any:
-    """Build it of all commands, which takes a while: once for all that a process runs."""
+    """Build the parser of all commands; once for all that a process runs, since it takes a while."""
     return typer.main.get_command(app)
 
 

@@ -86,7 +86,7 @@ def info(table: TableArgument = None, *, pool: PoolOption = None, as_json: JsonO
         print_json(value)
         return
     if not value.get("shared", True):
-        value.pop("here")  # what its owner asks for, and here is no other host
+        value.pop("here")  # the owner of a shared pool asks its other hosts for it; here are none
     width = max(map(len, value))
     for key, item in value.items():
         print_line(f"{key.replace('_', ' '):<{width}}  {printable(_text(key, item))}")

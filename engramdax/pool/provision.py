@@ -242,7 +242,7 @@ def plan_removal(path: Path, *, force: bool, give_back: Sequence[Step] = (), pee
 
 
 def reserve_steps(record: Record) -> list[Step]:
-    """Give back the mount and the huge pages that provisioning took."""
+    """Plan to give back the mount and the huge pages that provisioning took."""
     steps = []
     if record.mount:
         steps.append(Step(f"unmount {record.mount}", lambda: hugepages.unmount(Path(record.mount))))
