@@ -43,6 +43,7 @@ class Remains:
     problem: str = ""
     """Why what stands there cannot be opened as that pool."""
     remedy: str = ""
+    """What would let it be opened again, if anything would."""
     another: bool = False
     """What stands there is another pool, which can be opened."""
 
@@ -50,7 +51,7 @@ class Remains:
 def lost_pool(target: str | os.PathLike[str] | None) -> Remains | None:
     """Give what is left of the pool that `target` means; None where it means one that can be opened, or no record.
 
-    target: as for `resolve`; None means it where no other pool is there.
+    target: as for `resolve`; None means it where no other pool is there. Raises ParameterError where it means several.
     """
     text = os.fspath(target) if target is not None else os.environ.get(ENVIRONMENT, "")
     known = known_pools()
@@ -84,6 +85,8 @@ def lost_pool(target: str | os.PathLike[str] | None) -> Remains | None:
 def plan_forgetting(left: Remains, *, force: bool) -> Plan:
     """Give back what is left of a pool, and forget it; RefusedError unless forced. A file that is not its own stays.
 
+    BusyError while a process writes to what is left, whose lock is asked for here and taken as the file is removed.
+
     A boot ends mounts and reserves, so huge pages are given back only where the file's hugetlbfs is still there: after
     one, the reserve is somebody else's.
     """
@@ -104,7 +107,7 @@ def plan_forgetting(left: Remains, *, force: bool) -> Plan:
 
 
 def _look(record: Record) -> Remains | None:
-    """Say what is left of a pool; None where it can be opened, or where this user may not look."""
+    """Give what is left of a pool; None where it can be opened, or where this user may not look."""
     path = Path(record.path)
     try:
         status = path.stat()
