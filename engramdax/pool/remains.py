@@ -166,7 +166,9 @@ def _remove(record: Record) -> None:
         with WriterLock(backing, pool, of=fd):
             left = _look(record)
             if left is None or not left.ours:
-                raise RefusedError(f"{path} is something else now", remedy="look again")
+                raise RefusedError(
+                    f"{path} is something else now", remedy="look at what stands there before you say --force again"
+                )
             if backing.size:
                 media = MappedMedia(backing.map(fd, writable=True), sync_fd=backing.sync_fd(fd))
                 for place in superblock_places(record.size or backing.size):
