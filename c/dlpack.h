@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What we need of DLPack's C exchange interface (dlpack.h 1.3): a type of Python's publishes it as a capsule in its
-// attribute __dlpack_c_exchange_api__. Layouts are fixed within a major version.
+// What we need of DLPack's C exchange interface (dlpack.h 1.3), by its names: a type of Python's publishes it as a
+// capsule in its attribute __dlpack_c_exchange_api__. Layouts are fixed within a major version.
 #ifndef ENGRAMDAX_DLPACK_H
 #define ENGRAMDAX_DLPACK_H
 
@@ -12,10 +12,10 @@ enum { DLPACK_MAJOR = 1 };
 
 struct dlpack_tensor {
     void *data;
-    int32_t device_kind, device_ordinal;
-    int32_t dimensions;
-    uint8_t type_code, type_bits;
-    uint16_t type_lanes;
+    int32_t device_type, device_id;
+    int32_t ndim;
+    uint8_t dtype_code, dtype_bits;
+    uint16_t dtype_lanes;
     int64_t *shape;
     int64_t *strides; // in elements
     uint64_t byte_offset;
@@ -24,13 +24,14 @@ struct dlpack_tensor {
 // Functions take Python's objects, want the GIL, and give 0, or -1 with an exception set.
 struct dlpack_exchange {
     uint32_t major, minor;
-    struct dlpack_exchange *older;
-    int (*allocate)(void);
-    int (*managed_from_object)(void);
-    int (*managed_to_object)(void);
+    struct dlpack_exchange *prev_api;
+    // We call none of these three.
+    int (*managed_tensor_allocator)(void);
+    int (*managed_tensor_from_py_object_no_sync)(void);
+    int (*managed_tensor_to_py_object_no_sync)(void);
     // What it fills in is right until control goes back to the tensor's library; may be NULL.
-    int (*tensor_from_object)(void *object, struct dlpack_tensor *ret);
-    int (*current_stream)(int32_t device_kind, int32_t device_ordinal, void **ret);
+    int (*dltensor_from_py_object_no_sync)(void *object, struct dlpack_tensor *ret);
+    int (*current_work_stream)(int32_t device_type, int32_t device_id, void **ret);
 };
 
 #endif

@@ -130,7 +130,7 @@ static const struct dlpack_exchange *exchange_of(PyObject *type)
     if (!found)
         PyErr_Clear();
     Py_XDECREF(capsule);
-    return found && found->major == DLPACK_MAJOR && found->tensor_from_object ? found : NULL;
+    return found && found->major == DLPACK_MAJOR && found->dltensor_from_py_object_no_sync ? found : NULL;
 }
 
 static bool is_tensor(PyObject *object)
@@ -168,16 +168,15 @@ static bool read_tensor(PyObject *object, struct form_key *key, struct dlpack_te
 {
     if (!is_tensor(object))
         return false;
-    if (tensors->tensor_from_object(object, ret)) { // it has no memory of its own
+    if (tensors->dltensor_from_py_object_no_sync(object, ret)) { // it has no memory of its own
         PyErr_Clear();
         return false;
     }
-    if (ret->dimensions > MOST_DIMENSIONS || (ret->dimensions && !ret->strides))
+    if (ret->ndim > MOST_DIMENSIONS || (ret->ndim && !ret->strides))
         return false;
-    add_word(key,
-             (int64_t)ret->dimensions << 32 | (int64_t)ret->type_lanes << 16 | ret->type_bits << 8 | ret->type_code);
-    add_word(key, (int64_t)ret->device_kind << 32 | (uint32_t)ret->device_ordinal);
-    for (int i = 0; i < ret->dimensions; i++) {
+    add_word(key, (int64_t)ret->ndim << 32 | (int64_t)ret->dtype_lanes << 16 | ret->dtype_bits << 8 | ret->dtype_code);
+    add_word(key, (int64_t)ret->device_type << 32 | (uint32_t)ret->device_id);
+    for (int i = 0; i < ret->ndim; i++) {
         add_word(key, ret->shape[i]);
         add_word(key, ret->strides[i]);
     }
@@ -242,7 +241,7 @@ static bool number_of_stream(PyObject *stream, uint64_t *ret)
 static bool current_stream(const struct dlpack_tensor *tensor, uint64_t *ret)
 {
     void *stream;
-    if (tensors->current_stream(tensor->device_kind, tensor->device_ordinal, &stream)) {
+    if (tensors->current_work_stream(tensor->device_type, tensor->device_id, &stream)) {
         PyErr_Clear();
         return false;
     }
