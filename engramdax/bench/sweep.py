@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 KERNELS: Final = ("avx512", "avx2", "sse2", "neon")
 THREADS: Final = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-ROWS_AHEAD: Final = (0, 4, 8, 16, 32, 48, 64, 128, 511)
+ROWS_AHEAD: Final = (0, 4, 8, 16, 32, 48, 64, 128, int(lib.ED_MAX_AHEAD))
 PASSES: Final = 3
 CALLS: Final = (6, 150)
 ROWS: Final = 50_000
