@@ -54,7 +54,10 @@ def form_of(launch: Launch) -> bytes:
 
 
 def form_key(ids: Any, out: Any, *rest: Any) -> Any:
-    """Give what the form of a call with torch's tensors depends on; None for other arrays."""
+    """Give what the form of a call with torch's tensors depends on; None for other arrays.
+
+    rest: `format` and `per_head`, as of `CudaTable.gather`.
+    """
     key = plain.form_key(ids, out, *rest)
     if key is not None:
         return key

@@ -199,6 +199,7 @@ class CudaTable:
         """
         result = plain.cuda_gather(self._forms, ids, out, stream, format, per_head)
         if result is None:
+            # C knows no such form, or knows no such tensors: those of torch before 2.10 are looked at in Python.
             key = None if out is None else form_key(ids, out, format, per_head)
             known = self._forms.get(key)
             if known is not None:
