@@ -255,8 +255,9 @@ def warn_of_environment() -> list[str]:
     Not while this is imported: a program could not have said yet what is to become of warnings.
     """
     names = list(_ignored)
-    while _ignored:
-        warn(_ignored.pop(next(iter(_ignored))), RuntimeWarning)
+    for name in names:
+        if text := _ignored.pop(name, ""):  # no other thread was told
+            warn(text, RuntimeWarning)
     return names
 
 
