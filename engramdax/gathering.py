@@ -255,8 +255,10 @@ def warn_of_environment() -> list[str]:
     Not while this is imported: a program could not have said yet what is to become of warnings.
     """
     names = list(_ignored)
-    while _ignored:
-        warn(_ignored.pop(next(iter(_ignored))), RuntimeWarning)
+    for name in names:
+        # Another thread may have said it meanwhile.
+        if (text := _ignored.pop(name, None)) is not None:
+            warn(text, RuntimeWarning)
     return names
 
 
