@@ -88,7 +88,7 @@ def plan_forgetting(left: Remains, *, force: bool) -> Plan:
     one, the reserve is somebody else's.
     """
     record = left.record
-    path = Path(record.path)
+    path = _file(record) if left.ours else Path(record.path)
     if left.ours:
         WriterLock(inspect(path), UUID(record.uuid)).release()
     if not force:
@@ -96,7 +96,7 @@ def plan_forgetting(left: Remains, *, force: bool) -> Plan:
     steps = []
     if left.ours:
         steps.append(Step(f"remove {path} ({left.size} bytes), what is left of the pool", lambda: _remove(record)))
-    if hugepages.is_mount(path.parent):
+    if hugepages.is_mount(Path(record.path).parent):
         steps += reserve_steps(record)
     stays = f", and leave {path} as it is" if left.problem and not left.ours else ""
     steps.append(Step(f"forget the pool{stays}", lambda: forget_record(UUID(record.uuid))))
@@ -154,9 +154,14 @@ def _refusal(left: Remains) -> RefusedError:
     )
 
 
+def _file(record: Record) -> Path:
+    """Give the place of the file itself, where the record names a link."""
+    return Path(os.path.realpath(record.path))
+
+
 def _remove(record: Record) -> None:
     """Remove the file, if it still is what is left of the pool; by another name it is no pool afterwards either."""
-    path, pool = Path(record.path), UUID(record.uuid)
+    path, pool = _file(record), UUID(record.uuid)
     fd = open_fd(path, writable=True)
     try:
         backing = inspect_fd(fd, path)

@@ -221,3 +221,14 @@ def test_file_that_changes_before_it_is_removed_stays(pool: Path) -> None:
         carry_out(steps)
     assert pool.read_text() == "somebody's notes"
     assert len(records()) == 1
+
+
+def test_truncated_file_behind_a_link_is_removed_and_not_the_link(command: Command, pool: Path, tmp_path: Path) -> None:
+    rest = tmp_path / "rest"
+    pool.rename(rest)
+    pool.symlink_to(rest)
+    os.truncate(rest, SIZE // 2)
+    planned = command("deprovision", "--force", "--dry-run").succeeded().out.splitlines()
+    assert planned[0] == f"would remove {rest} ({SIZE // 2} bytes), what is left of the pool"
+    command("deprovision", "--force").succeeded()
+    assert (left_of(rest), records()) == (-1, [])
