@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -159,6 +159,13 @@ def _file(record: Record) -> Path:
     return Path(os.path.realpath(record.path))
 
 
+def _stands_at(path: Path, fd: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.lstat())
+    except OSError:
+        return False
+
+
 def _remove(record: Record) -> None:
     """Remove the file, if it still is what is left of the pool; by another name it is no pool afterwards either."""
     path, pool = _file(record), UUID(record.uuid)
@@ -166,7 +173,8 @@ def _remove(record: Record) -> None:
     try:
         backing = inspect_fd(fd, path)
         with WriterLock(backing, pool, of=fd):
-            left = _look(record)
+            # At the file that is open: another may come to stand there at any time.
+            left = _look(replace(record, path=f"/proc/self/fd/{fd}"))
             if left is None or not left.ours:
                 raise RefusedError(f"{path} is something else now", remedy="look again")
             if backing.size:
@@ -175,6 +183,8 @@ def _remove(record: Record) -> None:
                     if place + SUPERBLOCK_BYTES <= backing.size:
                         media.store(place, bytes(SUPERBLOCK_BYTES))
                         media.fence()
+            if not _stands_at(path, fd):
+                raise RefusedError(f"{path} is something else now", remedy="look again")
             path.unlink()
     finally:
         os.close(fd)

@@ -12,7 +12,9 @@ import pytest
 from outcomes import Outcome, unchanged
 
 import engramdax
+from engramdax.backing import open_fd
 from engramdax.errors import RefusedError
+from engramdax.media import MappedMedia
 from engramdax.pool.remains import lost_pool, plan_forgetting
 from engramdax.pool.steps import carry_out
 from engramdax.pool.writer import Writer
@@ -221,6 +223,52 @@ def test_file_that_changes_before_it_is_removed_stays(pool: Path) -> None:
         carry_out(steps)
     assert pool.read_text() == "somebody's notes"
     assert len(records()) == 1
+
+
+def test_file_that_is_replaced_while_it_is_removed_stays(pool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.truncate(pool, SIZE // 2)
+    left = lost_pool(pool)
+    assert left is not None
+    fence = MappedMedia.fence
+
+    def fence_and_replace(media: MappedMedia) -> None:
+        fence(media)
+        notes = pool.with_name("notes")
+        notes.write_text("somebody's notes")
+        notes.replace(pool)
+
+    monkeypatch.setattr(MappedMedia, "fence", fence_and_replace)
+    with pytest.raises(RefusedError, match="is something else now"):
+        carry_out(plan_forgetting(left, force=True).steps)
+    assert pool.read_text() == "somebody's notes"
+    assert len(records()) == 1
+
+
+def test_nothing_is_written_to_another_file_that_stood_there_for_a_moment(
+    pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest, notes = tmp_path / "rest", tmp_path / "notes"
+    os.truncate(pool, SIZE // 2)
+    pool.rename(rest)
+    pool.symlink_to(rest)
+    notes.write_bytes(b"n" * SIZE)
+    left = lost_pool(pool)
+    assert left is not None
+    steps = plan_forgetting(left, force=True).steps
+
+    def lead_to(place: Path) -> None:
+        pool.unlink()
+        pool.symlink_to(place)
+
+    def open_and_lead_back(path: Path, *, writable: bool) -> int:
+        fd = open_fd(path, writable=writable)
+        lead_to(rest)
+        return fd
+
+    lead_to(notes)
+    monkeypatch.setattr("engramdax.pool.remains.open_fd", open_and_lead_back)
+    with unchanged(notes, rest), pytest.raises(RefusedError, match="is something else now"):
+        carry_out(steps)
 
 
 def test_truncated_file_behind_a_link_is_removed_and_not_the_link(command: Command, pool: Path, tmp_path: Path) -> None:
