@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ import pytest
 import engramdax
 from engramdax._core import lib
 from engramdax.errors import ParameterError
+
+ROOT = Path(engramdax.__file__).parents[1]
 
 REPORT = """
 import os, sys, numpy as np, engramdax
@@ -88,6 +91,12 @@ def test_threads_that_open_pools_at_once_are_told_once_of_a_wrong_number(load: C
     """
     done = script(source)
     assert done.stdout == "[] 15000 15000\n", done.stderr
+
+
+def test_a_warning_names_the_program_however_its_path_to_the_package_is_written(load: Callable, script: Callable):
+    begin = f"import sys; sys.path.insert(0, {str(ROOT.parent)!r} + '/./' + {ROOT.name!r})\n"
+    done = script(begin + NAMED, load().path, ENGRAMDAX_THREADS="two")
+    assert done.stdout.startswith("<string> 8 ENGRAMDAX_THREADS='two'"), (done.stdout, done.stderr)
 
 
 def test_a_command_says_each_in_a_line_and_its_processes_do_not_again():
