@@ -180,7 +180,8 @@ def _remove(record: Record) -> None:
             if backing.size:
                 media = MappedMedia(backing.map(fd, writable=True), sync_fd=backing.sync_fd(fd))
                 for place in superblock_places(record.size or backing.size):
-                    if place + SUPERBLOCK_BYTES <= backing.size:
+                    # A hole stays one: a full file system has no block for it, nor one to map for a look.
+                    if place + SUPERBLOCK_BYTES <= backing.size and any(os.pread(fd, SUPERBLOCK_BYTES, place)):
                         media.store(place, bytes(SUPERBLOCK_BYTES))
                         media.fence()
             if not _stands_at(path, fd):

@@ -280,3 +280,18 @@ def test_truncated_file_behind_a_link_is_removed_and_not_the_link(command: Comma
     assert planned[0] == f"would remove {rest} ({SIZE // 2} bytes), what is left of the pool"
     command("deprovision", "--force").succeeded()
     assert (left_of(rest), records()) == (-1, [])
+
+
+def test_giving_back_a_file_with_holes_takes_no_more_of_its_disk(command: Command, pool: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.hardlink_to(pool)
+    for size in (1 << 20, SIZE):
+        os.truncate(pool, size)
+    with pool.open("r+b") as file:
+        file.seek(100)
+        file.write(b"\xff")
+    taken = link.stat().st_blocks
+    command("deprovision", "--force").succeeded()
+    assert left_of(pool) == -1
+    assert link.stat().st_blocks == taken
+    assert not any(link.read_bytes()[: 4 << 10])
