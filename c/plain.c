@@ -26,10 +26,12 @@ static PyObject *name_dtype, *name_stream; // of attributes
 static PyObject *tensor_type;
 static const struct dlpack_exchange *tensors;
 
+// NULL without an exception where there is none; a KeyboardInterrupt and its like, which may come in any code of
+// Python's, stays set.
 static PyObject *attribute_or_null(PyObject *object, PyObject *name)
 {
     PyObject *value = PyObject_GetAttr(object, name);
-    if (!value)
+    if (!value && PyErr_ExceptionMatches(PyExc_Exception))
         PyErr_Clear();
     return value;
 }
@@ -223,17 +225,21 @@ static PyObject *form_key(PyObject *self, PyObject *const *arguments, Py_ssize_t
     return bytes_of(&key);
 }
 
-// A stream's number, of torch's stream or a number; false for any other.
+// A stream's number, of torch's stream or a number; false for any other, or with an exception set.
 static bool number_of_stream(PyObject *stream, uint64_t *ret)
 {
     PyObject *number = PyLong_CheckExact(stream) ? stream : attribute_or_null(stream, name_stream);
-    const bool whole = number && PyLong_CheckExact(number);
-    if (whole)
+    if (!number)
+        return false;
+    bool good = PyLong_CheckExact(number);
+    if (good)
         *ret = PyLong_AsUnsignedLongLong(number);
-    const bool good = whole && !PyErr_Occurred();
+    if (PyErr_Occurred()) { // too large, or below 0
+        PyErr_Clear();
+        good = false;
+    }
     if (number != stream)
-        Py_XDECREF(number);
-    PyErr_Clear();
+        Py_DECREF(number);
     return good;
 }
 
@@ -264,8 +270,13 @@ static PyObject *cuda_gather(PyObject *self, PyObject *const *arguments, Py_ssiz
     struct dlpack_tensor ids, out;
     uint64_t handle = 0;
     // The stream first: asking an object for it may run Python, which may do anything to the arrays.
-    if ((stream != Py_None && !number_of_stream(stream, &handle)) || !read_format(arguments[4], arguments[5], &key) ||
-        !read_tensor(arguments[1], &key, &ids) || !read_tensor(arguments[2], &key, &out))
+    if (stream != Py_None && !number_of_stream(stream, &handle)) {
+        if (PyErr_Occurred())
+            return NULL;
+        Py_RETURN_NONE;
+    }
+    if (!read_format(arguments[4], arguments[5], &key) || !read_tensor(arguments[1], &key, &ids) ||
+        !read_tensor(arguments[2], &key, &out))
         Py_RETURN_NONE;
     PyObject *const bytes = bytes_of(&key);
     if (!bytes)

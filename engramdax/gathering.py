@@ -256,7 +256,8 @@ def warn_of_environment() -> list[str]:
     """
     names = list(_ignored)
     for name in names:
-        if text := _ignored.pop(name, ""):  # no other thread was told
+        # Another thread may have said it meanwhile.
+        if (text := _ignored.pop(name, None)) is not None:
             warn(text, RuntimeWarning)
     return names
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import sys
 import warnings
-from pathlib import Path
 from typing import Final
 
-_PACKAGE: Final = str(Path(__file__).parent) + "/"
+# As the interpreter spells it: a Path would leave out the "." of an entry of sys.path.
+_PACKAGE: Final = __file__.rpartition("/")[0] + "/"
 
 
 def warn(message: str, category: type[Warning]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -91,7 +91,7 @@ def plan_forgetting(left: Remains, *, force: bool) -> Plan:
     one, the reserve is somebody else's.
     """
     record = left.record
-    path = Path(record.path)
+    path = _file(record) if left.ours else Path(record.path)
     if left.ours:
         WriterLock(inspect(path), UUID(record.uuid)).release()
     if not force:
@@ -99,7 +99,7 @@ def plan_forgetting(left: Remains, *, force: bool) -> Plan:
     steps = []
     if left.ours:
         steps.append(Step(f"remove {path} ({left.size} bytes), what is left of the pool", lambda: _remove(record)))
-    if hugepages.is_mount(path.parent):
+    if hugepages.is_mount(Path(record.path).parent):
         steps += reserve_steps(record)
     stays = f", and leave {path} as it is" if left.problem and not left.ours else ""
     steps.append(Step(f"forget the pool{stays}", lambda: forget_record(UUID(record.uuid))))
@@ -111,6 +111,8 @@ def _look(record: Record) -> Remains | None:
     path = Path(record.path)
     try:
         status = path.stat()
+    except PermissionError:
+        return None
     except OSError:
         return Remains(record)
     if not stat.S_ISREG(status.st_mode):
@@ -157,14 +159,27 @@ def _refusal(left: Remains) -> RefusedError:
     )
 
 
+def _file(record: Record) -> Path:
+    """Give the place of the file itself, where the record names a link."""
+    return Path(os.path.realpath(record.path))
+
+
+def _stands_at(path: Path, fd: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.lstat())
+    except OSError:
+        return False
+
+
 def _remove(record: Record) -> None:
     """Remove the file, if it still is what is left of the pool; by another name it is no pool afterwards either."""
-    path, pool = Path(record.path), UUID(record.uuid)
+    path, pool = _file(record), UUID(record.uuid)
     fd = open_fd(path, writable=True)
     try:
         backing = inspect_fd(fd, path)
         with WriterLock(backing, pool, of=fd):
-            left = _look(record)
+            # At the file that is open: another may come to stand there at any time.
+            left = _look(replace(record, path=f"/proc/self/fd/{fd}"))
             if left is None or not left.ours:
                 raise RefusedError(
                     f"{path} is something else now", remedy="look at what stands there before you say --force again"
@@ -172,9 +187,12 @@ def _remove(record: Record) -> None:
             if backing.size:
                 media = MappedMedia(backing.map(fd, writable=True), sync_fd=backing.sync_fd(fd))
                 for place in superblock_places(record.size or backing.size):
-                    if place + SUPERBLOCK_BYTES <= backing.size:
+                    # A hole stays one: a full file system has no block for it, nor one to map for a look.
+                    if place + SUPERBLOCK_BYTES <= backing.size and any(os.pread(fd, SUPERBLOCK_BYTES, place)):
                         media.store(place, bytes(SUPERBLOCK_BYTES))
                         media.fence()
+            if not _stands_at(path, fd):
+                raise RefusedError(f"{path} is something else now", remedy="look again")
             path.unlink()
     finally:
         os.close(fd)

@@ -12,8 +12,11 @@ import pytest
 from outcomes import Outcome, unchanged
 
 import engramdax
+from engramdax.backing import open_fd
 from engramdax.errors import RefusedError
-from engramdax.pool.remains import lost_pool, plan_forgetting
+from engramdax.media import MappedMedia
+from engramdax.pool.records import read_records
+from engramdax.pool.remains import _look, lost_pool, plan_forgetting
 from engramdax.pool.steps import carry_out
 from engramdax.pool.writer import Writer
 
@@ -87,6 +90,19 @@ def test_pool_whose_file_is_gone_is_forgotten_when_forced(command: Command, make
     command("deprovision", "--force").succeeded()
     assert records() == []
     command("deprovision", "--force").failed(2, "no pool is known on this host")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_pool_where_this_user_may_not_look_is_not_taken_for_lost(pool: Path) -> None:
+    (record,) = read_records()
+    pool.unlink()
+    pool.parent.chmod(0o700)
+    assert _look(record) is not None
+    os.seteuid(65534)
+    try:
+        assert _look(record) is None
+    finally:
+        os.seteuid(0)
 
 
 def test_lost_pool_is_forgotten_by_its_uuid_beside_the_one_made_in_its_place(
@@ -221,3 +237,75 @@ def test_file_that_changes_before_it_is_removed_stays(pool: Path) -> None:
         carry_out(steps)
     assert pool.read_text() == "somebody's notes"
     assert len(records()) == 1
+
+
+def test_file_that_is_replaced_while_it_is_removed_stays(pool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.truncate(pool, SIZE // 2)
+    left = lost_pool(pool)
+    assert left is not None
+    fence = MappedMedia.fence
+
+    def fence_and_replace(media: MappedMedia) -> None:
+        fence(media)
+        notes = pool.with_name("notes")
+        notes.write_text("somebody's notes")
+        notes.replace(pool)
+
+    monkeypatch.setattr(MappedMedia, "fence", fence_and_replace)
+    with pytest.raises(RefusedError, match="is something else now"):
+        carry_out(plan_forgetting(left, force=True).steps)
+    assert pool.read_text() == "somebody's notes"
+    assert len(records()) == 1
+
+
+def test_nothing_is_written_to_another_file_that_stood_there_for_a_moment(
+    pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest, notes = tmp_path / "rest", tmp_path / "notes"
+    os.truncate(pool, SIZE // 2)
+    pool.rename(rest)
+    pool.symlink_to(rest)
+    notes.write_bytes(b"n" * SIZE)
+    left = lost_pool(pool)
+    assert left is not None
+    steps = plan_forgetting(left, force=True).steps
+
+    def lead_to(place: Path) -> None:
+        pool.unlink()
+        pool.symlink_to(place)
+
+    def open_and_lead_back(path: Path, *, writable: bool) -> int:
+        fd = open_fd(path, writable=writable)
+        lead_to(rest)
+        return fd
+
+    lead_to(notes)
+    monkeypatch.setattr("engramdax.pool.remains.open_fd", open_and_lead_back)
+    with unchanged(notes, rest), pytest.raises(RefusedError, match="is something else now"):
+        carry_out(steps)
+
+
+def test_truncated_file_behind_a_link_is_removed_and_not_the_link(command: Command, pool: Path, tmp_path: Path) -> None:
+    rest = tmp_path / "rest"
+    pool.rename(rest)
+    pool.symlink_to(rest)
+    os.truncate(rest, SIZE // 2)
+    planned = command("deprovision", "--force", "--dry-run").succeeded().out.splitlines()
+    assert planned[0] == f"would remove {rest} ({SIZE // 2} bytes), what is left of the pool"
+    command("deprovision", "--force").succeeded()
+    assert (left_of(rest), records()) == (-1, [])
+
+
+def test_giving_back_a_file_with_holes_takes_no_more_of_its_disk(command: Command, pool: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.hardlink_to(pool)
+    for size in (1 << 20, SIZE):
+        os.truncate(pool, size)
+    with pool.open("r+b") as file:
+        file.seek(100)
+        file.write(b"\xff")
+    taken = link.stat().st_blocks
+    command("deprovision", "--force").succeeded()
+    assert left_of(pool) == -1
+    assert link.stat().st_blocks == taken
+    assert not any(link.read_bytes()[: 4 << 10])

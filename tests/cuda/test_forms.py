@@ -48,6 +48,26 @@ def test_other_arrays_than_tensors_have_no_form() -> None:
         assert plain.cuda_gather({}, array, array, None, "raw", False) is None
 
 
+class Stream:
+    """A stream of Python's, in whose code something comes up."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+
+    @property
+    def cuda_stream(self) -> int:
+        raise self.error
+
+
+def test_an_interrupt_while_a_stream_is_asked_for_its_number_is_not_lost() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        plain.cuda_gather({}, None, None, Stream(KeyboardInterrupt), "raw", False)
+    for error in (AttributeError, ValueError):  # which Python meets again, and tells
+        assert plain.cuda_gather({}, None, None, Stream(error), "raw", False) is None
+    for number in (-1, 1 << 64, True, "7"):
+        assert plain.cuda_gather({}, None, None, number, "raw", False) is None
+
+
 @pytest.mark.skipif(
     importlib.util.find_spec("torch") is None and not (PEERS / "torch").is_dir(),
     reason="torch is not installed, nor in the directory that ENGRAMDAX_PEERS names",

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ import pytest
 import engramdax
 from engramdax._core import lib
 from engramdax.errors import ParameterError
+
+ROOT = Path(engramdax.__file__).parents[1]
 
 REPORT = """
 import os, sys, numpy as np, engramdax
@@ -60,6 +63,40 @@ def test_a_wrong_number_in_the_environment_is_named_where_a_pool_is_opened(
     assert done.stdout == f"<string> 7 ENGRAMDAX_THREADS={value!r} is ignored: {NUMBER.format(1, 255)}\n", done.stderr
     done = script(NAMED, path, ENGRAMDAX_SPIN_US="-5", ENGRAMDAX_THREADS="")
     assert done.stdout == f"<string> 7 ENGRAMDAX_SPIN_US='-5' is ignored: {NUMBER.format(0, 1_000_000)}\n", done.stderr
+
+
+def test_threads_that_open_pools_at_once_are_told_once_of_a_wrong_number(load: Callable, script: Callable):
+    source = """
+        import sys, threading, warnings
+        from engramdax import gathering
+        sys.setswitchinterval(1e-7)
+        told, failed = [], []
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *rest: told.append(str(message))
+        def tell():
+            start.wait()
+            try:
+                gathering.warn_of_environment()
+            except Exception as e:
+                failed.append(repr(e))
+        for round in range(5000):
+            gathering._ignored.update({f"VARIABLE{i}": f"{round} {i}" for i in range(3)})
+            start = threading.Barrier(4)
+            threads = [threading.Thread(target=tell) for _ in range(4)]
+            for one in threads:
+                one.start()
+            for one in threads:
+                one.join()
+        print(failed, len(told), len(set(told)))
+    """
+    done = script(source)
+    assert done.stdout == "[] 15000 15000\n", done.stderr
+
+
+def test_a_warning_names_the_program_however_its_path_to_the_package_is_written(load: Callable, script: Callable):
+    begin = f"import sys; sys.path.insert(0, {str(ROOT.parent)!r} + '/./' + {ROOT.name!r})\n"
+    done = script(begin + NAMED, load().path, ENGRAMDAX_THREADS="two")
+    assert done.stdout.startswith("<string> 8 ENGRAMDAX_THREADS='two'"), (done.stdout, done.stderr)
 
 
 def test_a_command_says_each_in_a_line_and_its_processes_do_not_again():
