@@ -14,8 +14,18 @@ pytestmark = pytest.mark.unsanitized
 
 CORE = Path(__file__).resolve().parents[2] / "c"
 UNITS = [*sorted(CORE.glob("*.c")), *sorted((CORE.parent / "udev").glob("*.c"))]
-PYTHON = sysconfig.get_path("include")  # of this machine, also for others: one unit sees Python's stable ABI
+PYTHON = Path(sysconfig.get_path("include"))  # of this machine, also for others: one unit sees Python's stable ABI
 WARNINGS = ["-std=c11", "-O3", "-Wall", "-Wextra", "-Werror", f"-I{CORE}", f"-isystem{PYTHON}"]
+
+
+@pytest.fixture
+def as_aarch64(tmp_path: Path) -> str:
+    """Give the option that finds what Debian's Python.h includes by architecture: of this machine, as wide as that."""
+    here = sysconfig.get_config_var("MULTIARCH") or ""
+    link = tmp_path / "aarch64-linux-gnu" / PYTHON.name
+    link.parent.mkdir()
+    link.symlink_to(PYTHON.parent / here / PYTHON.name)
+    return f"-isystem{tmp_path}"
 
 
 def compile_all(compiler: str, *flags: str) -> None:
@@ -30,9 +40,9 @@ def compile_all(compiler: str, *flags: str) -> None:
     shutil.which("aarch64-linux-gnu-gcc") is None,
     reason="aarch64-linux-gnu-gcc is missing (Debian: gcc-aarch64-linux-gnu, libc6-dev-arm64-cross)",
 )
-def test_gcc_compiles_the_core_for_aarch64():
+def test_gcc_compiles_the_core_for_aarch64(as_aarch64: str):
     assert UNITS
-    compile_all("aarch64-linux-gnu-gcc", "-fopenmp")
+    compile_all("aarch64-linux-gnu-gcc", "-fopenmp", as_aarch64)
 
 
 @pytest.mark.skipif(shutil.which("clang") is None, reason="clang is missing")
@@ -41,8 +51,8 @@ def test_clang_compiles_the_core():
 
 
 @pytest.mark.skipif(shutil.which("clang") is None, reason="clang is missing")
-def test_clang_compiles_the_core_for_aarch64():
+def test_clang_compiles_the_core_for_aarch64(as_aarch64: str):
     headers = Path("/usr/aarch64-linux-gnu/include")
     if not headers.exists():
         pytest.skip("the headers of aarch64 are missing (Debian: libc6-dev-arm64-cross)")
-    compile_all("clang", "-Wno-source-uses-openmp", "--target=aarch64-linux-gnu", "-isystem", str(headers))
+    compile_all("clang", "-Wno-source-uses-openmp", "--target=aarch64-linux-gnu", f"-isystem{headers}", as_aarch64)
