@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from engramdax.backing import Kind, inspect_fd, open_fd
 from engramdax.checksums import workers
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from engramdax.pool.coherence import Marks
     from engramdax.pool.peers import Peers
     from engramdax.pool.volume import Clock
+
+
+ATTACH_SECONDS: Final = 0.5
+"""How long an answer waits for somebody who reads a directory, and holds all generations until it is read."""
 
 
 class Lock(Protocol):
@@ -166,6 +170,11 @@ def local_answer(backing: Backing, pool: UUID) -> Answer | None:
     at, too, and one whose pins are not here may hold any generation.
     """
     pinned = pinned_generations(backing, pool)
+    end = time.monotonic() + ATTACH_SECONDS
+    while pinned[:1] == (0,) and time.monotonic() < end:
+        # `info` for another who asked, say; a later look proves as much.
+        time.sleep(0.01)
+        pinned = pinned_generations(backing, pool)
     if backing.kind is Kind.DEVDAX:
         mappers = unknown_mappers(backing, pool)
         if mappers is None:

@@ -17,6 +17,7 @@ from processes import process, run_script
 import engramdax
 from engramdax.backing import Backing, inspect
 from engramdax.locks import Pins, WriterLock, holders, pinned_before, readers, who_reads
+from engramdax.pool.access import local_answer
 
 POOL = UUID(int=1)
 
@@ -51,6 +52,20 @@ def test_pins_are_counted(backing: Backing, pins: Pins) -> None:
     assert pinned_before(backing, POOL, 4)
     pins.unpin(3)
     assert not pinned_before(backing, POOL, 4)
+
+
+def test_an_answer_waits_for_who_reads_a_directory_and_not_for_ever(backing: Backing, pins: Pins) -> None:
+    pins.pin(0)
+    pins.pin(5)
+    answer = local_answer(backing, POOL)
+    assert answer is not None
+    assert answer.pinned == (0, 5)
+    soon = threading.Timer(0.1, pins.unpin, (0,))
+    soon.start()
+    answer = local_answer(backing, POOL)
+    soon.join()
+    assert answer is not None
+    assert answer.pinned == (5,)
 
 
 def test_the_highest_generation_can_be_pinned(backing: Backing, pins: Pins) -> None:
