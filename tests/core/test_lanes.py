@@ -320,6 +320,9 @@ def test_the_poller_has_the_processs_cpus_whoever_opens_the_first_lane(side_of):
         opener = threading.Thread(target=pin_and_open)
         opener.start()
         opener.join()
+        end = time.monotonic() + 20
+        while not tasks(POLLER) and time.monotonic() < end:  # it names itself
+            time.sleep(0.001)
         (poller,) = tasks(POLLER)
         assert os.sched_getaffinity(poller) == everywhere
 
