@@ -235,6 +235,10 @@ def failure_of(outcome: int, requests: Sequence[tuple[Table, npt.NDArray[Any], i
     )
 
 
+_ignored: Final[dict[str, str]] = {}
+"""Variables, and what is wrong with each, until somebody was told."""
+
+
 def _environment(name: str, least: int, most: int) -> int | None:
     text = os.environ.get(name, "")
     if not text:
@@ -261,9 +265,6 @@ def warn_of_environment() -> list[str]:
             warn(text, RuntimeWarning)
     return names
 
-
-_ignored: Final[dict[str, str]] = {}
-"""Variables, and what is wrong with each, until somebody was told."""
 
 _ENVIRONMENT_THREADS: Final = _environment("ENGRAMDAX_THREADS", 1, MAX_THREADS) or 0
 configure(

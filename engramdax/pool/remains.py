@@ -180,10 +180,11 @@ def _remove(record: Record) -> None:
         with WriterLock(backing, pool, of=fd):
             # At the file that is open: another may come to stand there at any time.
             left = _look(replace(record, path=f"/proc/self/fd/{fd}"))
+            changed = RefusedError(
+                f"{path} is something else now", remedy="look at what stands there before you say --force again"
+            )
             if left is None or not left.ours:
-                raise RefusedError(
-                    f"{path} is something else now", remedy="look at what stands there before you say --force again"
-                )
+                raise changed
             if backing.size:
                 media = MappedMedia(backing.map(fd, writable=True), sync_fd=backing.sync_fd(fd))
                 for place in superblock_places(record.size or backing.size):
@@ -192,7 +193,7 @@ def _remove(record: Record) -> None:
                         media.store(place, bytes(SUPERBLOCK_BYTES))
                         media.fence()
             if not _stands_at(path, fd):
-                raise RefusedError(f"{path} is something else now", remedy="look again")
+                raise changed
             path.unlink()
     finally:
         os.close(fd)

@@ -22,7 +22,7 @@ import pytest
 
 import engramdax
 from engramdax._core import ffi, lib
-from tests.tasks import POLLER, WORKER, tasks, ticks
+from tests.thread_stats import POLLER, WORKER, thread_stats, ticks
 
 UNIT, STRIDE, ALIGN = lib.ED_LANE_CHUNK_UNIT, lib.ED_LANE_FLAG_STRIDE, lib.ED_LANE_ALIGN
 ROWS = 5000
@@ -204,7 +204,7 @@ def test_the_poller_sleeps_while_there_are_no_lanes(make_pool, load_array):
 
 
 def _naps_of_the_poller() -> int:
-    (poller,) = tasks(POLLER)
+    (poller,) = thread_stats(POLLER)
     status = Path(f"/proc/self/task/{poller}/status").read_text()
     return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
 
@@ -217,7 +217,7 @@ def _awake(name: str, seconds: float) -> float:
     found: Counter[int] = Counter()
     looks, end = 0, time.monotonic() + seconds
     while time.monotonic() < end:
-        found.update(task for task, (state, *_) in tasks(name).items() if state == "R")
+        found.update(task for task, (state, *_) in thread_stats(name).items() if state == "R")
         looks += 1
         time.sleep(0.005)
     return max(found.values(), default=0) / looks
@@ -321,9 +321,9 @@ def test_the_poller_has_the_processs_cpus_whoever_opens_the_first_lane(side_of):
         opener.start()
         opener.join()
         end = time.monotonic() + 20
-        while not tasks(POLLER) and time.monotonic() < end:  # it names itself
+        while not thread_stats(POLLER) and time.monotonic() < end:  # it names itself
             time.sleep(0.001)
-        (poller,) = tasks(POLLER)
+        (poller,) = thread_stats(POLLER)
         assert os.sched_getaffinity(poller) == everywhere
 
     _in_child(body)

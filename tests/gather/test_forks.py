@@ -14,7 +14,7 @@ import pytest
 from loaded import Loaded
 
 import engramdax
-from tests.tasks import POLLER, WORKER, tasks
+from tests.thread_stats import POLLER, WORKER, thread_stats
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 
@@ -60,7 +60,7 @@ def test_a_child_has_workers_of_its_own_and_so_has_a_grandchild(load: Callable, 
     loaded.table.gather(np.arange(20_000))
 
     def names() -> int:
-        return len(tasks(WORKER, POLLER))
+        return len(thread_stats(WORKER, POLLER))
 
     def child() -> bool:
         before = names()

@@ -17,7 +17,7 @@ import pytest
 import engramdax
 from engramdax.cuda.mix import Mix
 from engramdax.errors import CudaError, PoisonedRowsError
-from tests.tasks import POLLER, WORKER, tasks
+from tests.thread_stats import POLLER, WORKER, thread_stats
 
 torch = pytest.importorskip("torch")
 
@@ -266,7 +266,7 @@ def test_a_team_that_does_not_come_costs_the_deadline(mixed):
 
 def threads_of_the_team() -> list[int]:
     """The workers and the poller."""
-    return list(tasks(WORKER, POLLER))
+    return list(thread_stats(WORKER, POLLER))
 
 
 STOP = """

@@ -27,9 +27,9 @@ class Resident:
         host.put(CLIENT, PROGRAM.encode())
         ready(host)
 
-    def run(self, line: str, *, as_by: str = "", timeout: float = SECONDS) -> Result:
-        """Run an engramdax command, whatever it ends with; `as_by` are words of a shell that start it otherwise."""
-        done = self.host.run(f"{as_by} {self.program} {line}", timeout=timeout, check=False)
+    def run(self, line: str, *, under: str = "", timeout: float = SECONDS) -> Result:
+        """Run an engramdax command, whatever it ends with; `under` is what starts it, such as setpriv or env."""
+        done = self.host.run(f"{under} {self.program} {line}", timeout=timeout, check=False)
         return Result(f"{self.host.name}: engramdax {line}", done.code, done.stdout, done.stderr)
 
     def json(self, line: str) -> Any:

@@ -97,14 +97,14 @@ class Fleet:
             daemon.wait()
             host.run("rm -f /run/ssh/pid")
 
-    def health(self, timeout: float = TIMEOUT, *, device: bool = False) -> tuple[int, Any, float]:
+    def health(self, timeout: float = TIMEOUT, *, poison: bool = False) -> tuple[int, Any, float]:
         """Ask from the first host; give exit code, document and how long it took there.
 
-        Of poison on the device where that is said.
+        poison: also look for it on the memdevs, which takes most of the time.
 
         On a machine that has other work, an emulated `cxl list` may take longer than it is given: asked again then.
         """
-        skip = SKIP if device else f"{SKIP} --skip memdev.poison"
+        skip = SKIP if poison else f"{SKIP} --skip memdev.poison"
         for _ in range(3):
             begin = time.monotonic()
             done = self.residents[0].run(f"health --pool ram --json {skip} {self.options} --timeout {timeout:g}")
@@ -161,7 +161,7 @@ def fleet(new_rack: Rack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @pytest.fixture(scope="module")
 def well(fleet: Fleet) -> tuple[Any, float]:
     """Give the document of two healthy hosts, and how long it took."""
-    code, document, took = fleet.health(device=True)
+    code, document, took = fleet.health(poison=True)
     assert (code, document["state"]) == (0, "ok"), (bad(document, "h0"), bad(document, "h1"), document)
     return document, took
 
@@ -180,7 +180,7 @@ def test_poison_is_named_with_table_and_row_on_its_host(fleet: Fleet, well: Any)
     row = 10
     extent = _extent(fleet)
     fleet.hosts[1].inject_poison("ram", extent + row * ROW_BYTES, 64)
-    code, document, _ = fleet.health(device=True)
+    code, document, _ = fleet.health(poison=True)
     assert code == 2
     assert bad(document, "h0") == {}
     assert f"row {row} of table words" in bad(document, "h1")["memdev.poison"]

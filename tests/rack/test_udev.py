@@ -132,13 +132,13 @@ def test_group_has_only_a_device_with_a_pool_and_only_its_user_writes(
         np.save(buffer, array)
         host.put(f"/run/{name}.npy", buffer.getvalue())
     # The user of the pools, and not root: locks and records must be its own to use.
-    engramdax.run("load /run/table.npy --pool r1", as_by=LOADER).succeeded()
+    engramdax.run("load /run/table.npy --pool r1", under=LOADER).succeeded()
     host.run("mkdir -pm 777 /run/out")
-    engramdax.run("gather table --pool r1 --ids /run/ids.npy --out /run/out/rows.npy", as_by=MEMBER).succeeded()
+    engramdax.run("gather table --pool r1 --ids /run/ids.npy --out /run/out/rows.npy", under=MEMBER).succeeded()
     assert np.load(io.BytesIO(host.get("/run/out/rows.npy"))).tobytes() == table[[7, 299]].tobytes()
-    refused(engramdax.run("rm table --pool r1", as_by=MEMBER), "for writing")
+    refused(engramdax.run("rm table --pool r1", under=MEMBER), "for writing")
     # Also who may not read it learns where it is, and what is missing.
-    refused(engramdax.run("ls --pool r1", as_by=STRANGER), f"no permission to open {ram}", "group")
+    refused(engramdax.run("ls --pool r1", under=STRANGER), f"no permission to open {ram}", "group")
 
     engramdax.run("deprovision --pool r1 --force").succeeded()
     assert access(host, ram) == "root root 600"
@@ -232,6 +232,6 @@ def test_program_that_fails_or_does_nothing_undoes_the_installation(udev_host: G
         host.run("mkdir -p /run/bad; rm -rf /run/engramdax")
         host.put("/run/bad/systemd-tmpfiles", f"#!/bin/sh\n{script}\n".encode())
         host.run("chmod +x /run/bad/*")
-        done = engramdax.run("udev install", as_by="env PATH=/run/bad:$PATH")
+        done = engramdax.run("udev install", under="env PATH=/run/bad:$PATH")
         assert (done.code, done.out, said in done.err) == (1, "", True), done.err
         assert host.run("ls -R /etc /usr/lib/udev").stdout == before

@@ -8,7 +8,7 @@ from pathlib import Path
 WORKER, POLLER = "engramdax", "engramdax-lanes"
 
 
-def tasks(*names: str) -> dict[int, list[str]]:
+def thread_stats(*names: str) -> dict[int, list[str]]:
     """Give the fields of /proc/self/task/TID/stat from the state on (proc_pid_stat(5), field 3), by thread id.
 
     Of the threads of these names.
@@ -26,4 +26,4 @@ def tasks(*names: str) -> dict[int, list[str]]:
 
 def ticks(*names: str) -> int:
     """Give the CPU time that these threads have used, in clock ticks."""
-    return sum(int(fields[11]) + int(fields[12]) for fields in tasks(*names).values())
+    return sum(int(fields[11]) + int(fields[12]) for fields in thread_stats(*names).values())
