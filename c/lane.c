@@ -177,7 +177,8 @@ static void begin(struct ed_lane *lane, uint64_t message)
     const uint32_t threads = (uint32_t)threads_of(lane);
     int helpers = (int)(worth < threads ? worth : threads) - 1;
     helpers = helpers < (int)lane->chunks ? helpers : (int)lane->chunks - 1;
-    lane->job = (struct ed_job){.run = do_chunk, .context = lane, .chunks = lane->chunks};
+    // Those who are kept awake for it, and not others who would have to be called first.
+    lane->job = (struct ed_job){.run = do_chunk, .context = lane, .chunks = lane->chunks, .among = threads - 1};
     ed_team_post(&lane->job, helpers);
     lane->running = true;
 }

@@ -17,8 +17,8 @@ enum {
     SLOTS = 64,
     // As many threads as may be in a job: beyond them no more memory bandwidth is to be had.
     CELLS = 64,
-    // Two wake two each, and so on: the caller pays for two wake-ups, not for all.
-    WOKEN_AT_ONCE = 2,
+    // Two call two each, and so on: the caller pays for two wake-ups, not for all.
+    CALLED_AT_ONCE = 2,
     SPINS_BETWEEN_CLOCKS = 32,
     DEFAULT_SPIN_US = 100,
     // How often an awake worker looks at a job before it takes the place of another that does not come.
@@ -52,21 +52,25 @@ struct slot {
     _Alignas(128) ed_chunk_function run;
     _Atomic(void *) context;
     _Atomic uint32_t cells; // of the job; the first is the caller's
+    _Atomic uint32_t among; // workers that may have the others
     struct cell cell[CELLS];
 };
 
 static struct slot slots[SLOTS];
 static _Atomic uint64_t taken;   // slots that have an owner
 static _Atomic uint64_t posted;  // slots that workers look at
-static _Atomic uint32_t signals; // futex: counts wake-ups
-static _Atomic int sleepers;
 static _Atomic int workers;
+// What each worker sleeps on: a futex that counts the calls to it, on a line of its own.
+static struct {
+    _Alignas(64) _Atomic uint32_t calls;
+} beds[ED_MAX_WORKERS];
+static _Atomic uint64_t sleeping[(ED_MAX_WORKERS + 63) / 64]; // a bit each; who calls one takes it
 static _Atomic uint32_t forks; // how many forks lie between the first process and this one
 static _Atomic int configured_limit;
 static _Atomic int system_limit;
 static _Atomic int spin_us = DEFAULT_SPIN_US;
 static _Atomic int64_t awake_until; // ns: until then the first so many workers spin
-static _Atomic int awake_workers;
+static _Atomic uint32_t awake_workers;
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 
 // Have a cell's line on its way here, to be written: several of them travel at once.
@@ -128,25 +132,73 @@ static bool find_place(struct slot *slot, bool take_it, uint32_t *place)
     return left && found && (!take_it || take(&slot->cell[*place]));
 }
 
-static void wake(int count)
+// Call a worker that sleeps; false for one that does not. Only those are called who are wanted: one more that spins for
+// nothing takes a core from a thread that works.
+static bool call(uint32_t worker)
 {
-    if (count <= 0 || atomic_load(&sleepers) == 0)
-        return;
-    atomic_fetch_add(&signals, 1);
-    syscall(SYS_futex, &signals, FUTEX_WAKE_PRIVATE, count, NULL, NULL, 0);
+    _Atomic uint64_t *bits = &sleeping[worker / 64];
+    const uint64_t bit = 1ull << worker % 64;
+    if (!(atomic_load(bits) & bit) || !(atomic_fetch_and(bits, ~bit) & bit))
+        return false;
+    atomic_fetch_add(&beds[worker].calls, 1);
+    syscall(SYS_futex, &beds[worker].calls, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+    return true;
 }
 
-// The place of worker `self` in jobs of this slot: always the same, so that it finds the lines of the last job in its
-// caches; another in each slot, so that small jobs side by side go to different workers.
-static uint32_t place_of(unsigned self, unsigned slot)
+// The place of worker `self` in jobs of this slot, 0 for none: always the same, so that it finds the lines of the last
+// job in its caches; another in each slot, so that small jobs side by side go to different workers.
+static uint32_t place_of(uint32_t self, unsigned slot, uint32_t among)
 {
-    const int others = atomic_load_explicit(&workers, memory_order_relaxed); // 0 for the first, at its first look
-    return 1 + (self + slot * 5) % (unsigned)(others > 0 ? others : 1);
+    return self < among ? 1 + (self + slot * 5) % among : 0;
+}
+
+// Whose place it is.
+static uint32_t worker_at(uint32_t place, unsigned slot, uint32_t among)
+{
+    return (place - 1 + among - slot * 5 % among) % among;
+}
+
+// Call some of those who have a place in a job and sleep; they call the others.
+static void call_helpers(unsigned s)
+{
+    const struct slot *slot = &slots[s];
+    const uint32_t cells = atomic_load_explicit(&slot->cells, memory_order_relaxed);
+    const uint32_t among = atomic_load_explicit(&slot->among, memory_order_relaxed);
+    int called = 0;
+    for (uint32_t place = 1; place < cells && place <= among && called < CALLED_AT_ONCE; place++)
+        if (!atomic_load_explicit(&slot->cell[place].taken, memory_order_relaxed))
+            called += call(worker_at(place, s, among));
+}
+
+static bool anybody_sleeps(void)
+{
+    uint64_t any = 0;
+    for (unsigned i = 0; i < sizeof sleeping / sizeof *sleeping; i++)
+        any |= atomic_load(&sleeping[i]);
+    return any != 0;
+}
+
+// Whether a worker is to spin though there is nothing to do.
+static bool is_kept_awake(uint32_t self, int64_t now)
+{
+    return self < atomic_load_explicit(&awake_workers, memory_order_relaxed) &&
+           now < atomic_load_explicit(&awake_until, memory_order_relaxed);
+}
+
+// Call some of those who are to stay awake and sleep; they call the others.
+static void call_kept_awake(void)
+{
+    const uint32_t count = atomic_load_explicit(&awake_workers, memory_order_relaxed);
+    int called = 0;
+    if (!anybody_sleeps())
+        return;
+    for (uint32_t i = 0; i < count && called < CALLED_AT_ONCE; i++)
+        called += call(i);
 }
 
 // Help the posted jobs as long as they have chunks and places; tell whether there were any. Who is not `patient` also
 // takes places that are not his.
-static bool help(unsigned self, bool patient)
+static bool help(uint32_t self, bool patient)
 {
     bool helped = false;
     const uint64_t open = atomic_load_explicit(&posted, memory_order_acquire);
@@ -159,13 +211,13 @@ static bool help(unsigned self, bool patient)
         const char *context = atomic_load_explicit(&slot->context, memory_order_relaxed);
         __builtin_prefetch(context);
         __builtin_prefetch(context + 64);
-        uint32_t place = place_of(self, s);
-        const bool own = place < atomic_load_explicit(&slot->cells, memory_order_relaxed) && take(&slot->cell[place]);
+        uint32_t place = place_of(self, s, atomic_load_explicit(&slot->among, memory_order_relaxed));
+        const bool own = place > 0 && place < atomic_load_explicit(&slot->cells, memory_order_relaxed) &&
+                         take(&slot->cell[place]);
         if (!own && (patient || !find_place(slot, true, &place)))
             continue;
-        uint32_t another;
-        if (atomic_load_explicit(&sleepers, memory_order_relaxed) && find_place(slot, false, &another))
-            wake(WOKEN_AT_ONCE);
+        if (anybody_sleeps())
+            call_helpers(s);
         work_off(slot, place, true);
         helped = true;
     }
@@ -184,7 +236,8 @@ static bool claimable(void)
 
 static void *work(void *argument)
 {
-    const unsigned self = (unsigned)(uintptr_t)argument;
+    const uint32_t self = (uint32_t)(uintptr_t)argument, word = self / 64;
+    const uint64_t bit = 1ull << self % 64;
     int64_t idle_since = ed_now_ns();
     unsigned looks = 0; // since it last helped or slept
     for (;;) {
@@ -198,16 +251,17 @@ static void *work(void *argument)
         const int64_t now = ed_now_ns();
         if (now - idle_since < atomic_load_explicit(&spin_us, memory_order_relaxed) * 1000LL)
             continue;
-        if (self < (unsigned)atomic_load_explicit(&awake_workers, memory_order_relaxed) &&
-            now < atomic_load_explicit(&awake_until, memory_order_relaxed)) {
+        if (is_kept_awake(self, now)) {
             sched_yield(); // whoever else wants this CPU has better use for it
             continue;
         }
-        const uint32_t seen = atomic_load(&signals);
-        atomic_fetch_add(&sleepers, 1);
+        const uint32_t seen = atomic_load(&beds[self].calls);
+        atomic_fetch_or(&sleeping[word], bit);
         if (!claimable())
-            syscall(SYS_futex, &signals, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
-        atomic_fetch_sub(&sleepers, 1);
+            syscall(SYS_futex, &beds[self].calls, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+        atomic_fetch_and(&sleeping[word], ~bit);
+        if (is_kept_awake(self, ed_now_ns()))
+            call_kept_awake();
         idle_since = ed_now_ns();
         looks = 0;
     }
@@ -307,9 +361,12 @@ void ed_team_stay_awake(int64_t until, int count)
     if (count <= 0)
         return;
     start_workers(count);
-    atomic_store_explicit(&awake_workers, count, memory_order_relaxed);
-    atomic_store(&awake_until, until);
-    wake(count);
+    // Idle workers look at both without end: not written, and so not taken from their caches, where nothing is new.
+    if (atomic_load_explicit(&awake_workers, memory_order_relaxed) != (uint32_t)count)
+        atomic_store_explicit(&awake_workers, (uint32_t)count, memory_order_relaxed);
+    if (atomic_load_explicit(&awake_until, memory_order_relaxed) != until)
+        atomic_store(&awake_until, until);
+    call_kept_awake();
 }
 
 static int take_slot(void)
@@ -344,12 +401,15 @@ void ed_team_post(struct ed_job *job, int helpers)
     start_workers(helpers);
     struct slot *slot = &slots[job->slot];
     const uint32_t cells = 1 + (uint32_t)(helpers < CELLS ? helpers : CELLS - 1);
+    const uint32_t started = (uint32_t)atomic_load_explicit(&workers, memory_order_relaxed);
+    const uint32_t among = job->among && job->among < started ? job->among : started;
     job->cells = cells;
     for (uint32_t i = 0; i < cells; i++)
         fetch_to_write(&slot->cell[i]);
     slot->run = job->run;
     atomic_store_explicit(&slot->context, job->context, memory_order_relaxed);
     atomic_store_explicit(&slot->cells, cells, memory_order_relaxed);
+    atomic_store_explicit(&slot->among, among, memory_order_relaxed);
     for (uint32_t i = 0; i < cells; i++) {
         struct cell *cell = &slot->cell[i];
         const ticket begin = first_chunk(job, i, cells), end = first_chunk(job, i + 1, cells);
@@ -359,7 +419,8 @@ void ed_team_post(struct ed_job *job, int helpers)
         atomic_store_explicit(&cell->taken, 0, memory_order_release);
     }
     atomic_fetch_or(&posted, 1ull << job->slot);
-    wake(helpers < WOKEN_AT_ONCE ? helpers : WOKEN_AT_ONCE);
+    if (anybody_sleeps())
+        call_helpers((unsigned)job->slot);
 }
 
 // Whether nobody but its owner can do anything of the job: it was never put up, or in a process that this one
@@ -444,7 +505,8 @@ static void forget_after_fork(void)
     atomic_fetch_add(&forks, 1);
     atomic_store(&posted, 0);
     atomic_store(&taken, 0);
-    atomic_store(&sleepers, 0);
+    for (unsigned i = 0; i < sizeof sleeping / sizeof *sleeping; i++)
+        atomic_store(&sleeping[i], 0);
     atomic_store(&workers, 0);
     atomic_store(&system_limit, 0);
     pthread_mutex_init(&starting, NULL);

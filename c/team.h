@@ -26,12 +26,13 @@ struct ed_job {
     ed_chunk_function run;
     void *context;
     uint32_t chunks; // 1 to ED_MAX_CHUNKS
+    uint32_t among;  // the first so many workers are called for it; 0: any
     int slot;        // where it is put up, -1 where it is not
     uint32_t cells;  // ranges that its chunks are divided into: range c begins with chunk c * chunks / cells
     uint32_t forks;  // the process that put it up
 };
 
-// Put a job up for at most `helpers` workers, 63 at most; it stays valid until ed_team_wait() or ed_team_drop()
+// Put a job up for at most `helpers` workers, 63 at most, and call those that sleep; it stays valid until ed_team_wait() or ed_team_drop()
 // returns, of which one must be called. Where no place or no worker is to be had, nobody helps and
 // ed_team_wait() does all of it.
 void ed_team_post(struct ed_job *job, int helpers);

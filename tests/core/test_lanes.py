@@ -239,6 +239,27 @@ def test_workers_stay_awake_after_a_round_that_nobody_told_of(side_of):
         engramdax.configure(spin_us=100, linger_us=20_000)
 
 
+def test_only_workers_of_the_lane_stay_awake_for_it(side_of):
+    """More of them would take cores from those who work, and from the program."""
+    side, _ = side_of(threads=2)
+    engramdax.configure(threads=4, spin_us=0, linger_us=500_000)
+    try:
+        side.table.gather(np.arange(ROWS).repeat(200))  # starts all of the team
+        assert len(thread_stats(WORKER)) >= 3
+        time.sleep(0.6)
+        for _ in range(3):
+            side.post(np.arange(1000), 16)
+            side.wait()
+            awake = Counter()
+            for _ in range(20):
+                awake.update(task for task, (state, *_) in thread_stats(WORKER).items() if state == "R")
+                time.sleep(0.005)
+            assert max(awake.values()) > 15
+            assert sum(awake.values()) < 25
+    finally:
+        engramdax.configure(spin_us=100, linger_us=20_000)
+
+
 def _in_child(body) -> None:
     """Run it in a forked child, which must not fail and not hang."""
     child = os.fork()

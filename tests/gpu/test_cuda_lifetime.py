@@ -151,7 +151,7 @@ def test_ids_of_the_host_without_columns_or_dimensions(table_of, path):
         out = torch.empty((*shape, 64), dtype=torch.uint8, device="cuda")
         assert cuda.gather(np.zeros(shape, np.int64), out) is out
     with pytest.raises(ParameterError, match="do not end in the heads"):
-        cuda.gather(np.int64(3).reshape(()), torch.empty((64,), dtype=torch.uint8, device="cuda"), per_head=True)
+        cuda.gather(np.full((), 3, np.int64), torch.empty((64,), dtype=torch.uint8, device="cuda"), per_head=True)
 
 
 def test_numbers_of_rounds_begin_anew_without_zero(table_of):
