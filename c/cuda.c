@@ -31,6 +31,10 @@ enum {
     // A chunk is at most this much, so that one that is late or held up holds up little, and each thread gets some.
     CHUNK_BYTES = 28 << 10,
     CHUNKS_PER_THREAD = 4,
+    // Of a block's warps the first looks for chunks, at most so many copy them, and the others copy rows directly.
+    MOST_COPIERS = 20,
+    // With fewer that copy whole parcels, rows are so large that they fill lines by themselves.
+    LEAST_COPIERS = 6,
 };
 
 static struct {
@@ -160,16 +164,17 @@ int ed_cuda_device_pointer(uint8_t *address, uint64_t *ret)
     return driver.host_pointer(ret, address, 0);
 }
 
-static int launch(uint64_t function, uint32_t grid, uint32_t block, void **parameters, uint64_t stream)
+static int launch(uint64_t function, uint32_t grid, uint32_t block, uint32_t shared_bytes, void **parameters,
+                  uint64_t stream)
 {
-    return driver.launch((void *)(uintptr_t)function, grid, 1, 1, block, 1, 1, 0, (void *)(uintptr_t)stream, parameters,
-                         NULL);
+    return driver.launch((void *)(uintptr_t)function, grid, 1, 1, block, 1, 1, shared_bytes, (void *)(uintptr_t)stream,
+                         parameters, NULL);
 }
 
 int ed_cuda_launch(uint64_t function, uint32_t grid, uint32_t block, const void *parameters, uint64_t stream)
 {
     void *list[] = {(void *)parameters};
-    return launch(function, grid, block, list, stream);
+    return launch(function, grid, block, 0, list, stream);
 }
 
 // CUlaunchConfig and CUlaunchAttribute of the driver's interface.
@@ -190,11 +195,12 @@ struct launch_config {
 };
 
 // A launch that may begin while the kernel before it in the stream still runs, whose end it waits for by itself.
-static int launch_early(uint64_t function, uint32_t grid, uint32_t block, void **parameters, uint64_t stream)
+static int launch_early(uint64_t function, uint32_t grid, uint32_t block, uint32_t shared_bytes, void **parameters,
+                        uint64_t stream)
 {
     struct launch_attribute early = {.id = PROGRAMMATIC_STREAM_SERIALIZATION, .value.allowed = 1};
     const struct launch_config config = {
-        {grid, 1, 1}, {block, 1, 1}, 0, (void *)(uintptr_t)stream, &early, 1,
+        {grid, 1, 1}, {block, 1, 1}, shared_bytes, (void *)(uintptr_t)stream, &early, 1,
     };
     return driver.launch_ex(&config, (void *)(uintptr_t)function, parameters, NULL);
 }
@@ -220,6 +226,25 @@ static uint32_t chunk_rows(const struct ed_cuda_lane *lane, uint64_t rows, uint6
     return (uint32_t)(units == 0 ? 1 : units < ED_LANE_MOST_UNITS ? units : ED_LANE_MOST_UNITS) * ED_LANE_CHUNK_UNIT;
 }
 
+// Bytes of a parcel: of the rows that a warp copies at once, through shared memory.
+static uint64_t parcel_bytes(uint64_t row_bytes)
+{
+    return ED_LANE_CHUNK_UNIT * row_bytes;
+}
+
+// How the blocks of a mix copy: their number, their warps, and the shared memory of one.
+static void plan_blocks(struct ed_cuda_mix *m, const struct ed_cuda_lane *lane, uint64_t rows, uint64_t row_bytes,
+                        uint32_t *blocks, uint32_t *shared_bytes)
+{
+    const uint32_t chunks = (uint32_t)((rows + m->chunk_rows - 1) / m->chunk_rows);
+    const uint64_t whole = (rows + MIX_WARPS - 1) / MIX_WARPS, room = lane->shared_bytes / parcel_bytes(row_bytes);
+    *blocks = lane->blocks < whole ? lane->blocks : (uint32_t)whole;
+    m->staged_blocks = *blocks < chunks ? *blocks : chunks;
+    m->by_parcels = room >= LEAST_COPIERS;
+    m->copiers = m->by_parcels && room < MOST_COPIERS ? (uint32_t)room : MOST_COPIERS;
+    *shared_bytes = m->by_parcels ? (uint32_t)(m->copiers * parcel_bytes(row_bytes)) : 0;
+}
+
 // Let the lane know of a launch before it is made. One that is captured will come again, at times that nobody tells.
 static void tell_lane(struct ed_cuda_lane *lane, uint64_t token, uint64_t stream)
 {
@@ -234,14 +259,14 @@ static void tell_lane(struct ed_cuda_lane *lane, uint64_t token, uint64_t stream
 }
 
 // What a launch of a mix of `rows` rows needs; ED_CUDA_TROUBLE if there is something to tell first.
-static int prepare_mix(struct ed_cuda_mix *m, const struct ed_cuda_lane *lane, uint64_t rows, uint64_t row_bytes)
+static int prepare_mix(struct ed_cuda_mix *m, const struct ed_cuda_lane *lane, uint64_t rows, uint64_t row_bytes,
+                       uint32_t *blocks, uint32_t *shared_bytes)
 {
     *m = lane->mix;
     m->deadline_ns = lane->deadline_us * 1000ull + rows * lane->deadline_row;
     m->chunk_rows = chunk_rows(lane, rows, row_bytes);
     m->chunk_stride = (uint32_t)((m->chunk_rows * row_bytes + ED_LANE_ALIGN - 1) / ED_LANE_ALIGN * ED_LANE_ALIGN);
-    const uint32_t chunks = (uint32_t)((rows + m->chunk_rows - 1) / m->chunk_rows);
-    m->staged_blocks = lane->staged_blocks < chunks ? lane->staged_blocks : chunks;
+    plan_blocks(m, lane, rows, row_bytes, blocks, shared_bytes);
     const bool trouble = *(const volatile uint32_t *)(uintptr_t)m->failed || ed_lane_troubled(lane->lane);
     return trouble ? ED_CUDA_TROUBLE : 0;
 }
@@ -250,25 +275,26 @@ static int launch_mix(struct ed_cuda_gather *p, const struct ed_cuda_route *rout
 {
     struct ed_cuda_lane *lane = route->lane;
     struct ed_cuda_mix m;
-    int result = prepare_mix(&m, lane, rows, p->row_bytes);
+    uint32_t blocks, shared_bytes;
+    int result = prepare_mix(&m, lane, rows, p->row_bytes, &blocks, &shared_bytes);
     if (result)
         return result;
     m.token = __atomic_add_fetch(&lane->token, 1, __ATOMIC_RELAXED);
-    const uint32_t whole = (uint32_t)((rows + MIX_WARPS - 1) / MIX_WARPS);
-    const uint32_t local_blocks = lane->local_blocks < whole ? lane->local_blocks : whole;
     tell_lane(lane, m.token, stream);
     __typeof__(launch) *const follow = lane->early ? launch_early : launch;
     void *list[] = {p, &m};
     if (rows <= FEW_ROWS) {
-        result = launch(lane->post_few, 1, MIX_BLOCK, list, stream);
+        result = launch(lane->post_few, 1, MIX_BLOCK, 0, list, stream);
     } else {
-        const uint64_t blocks = (rows + POST_AT_ONCE * MIX_BLOCK - 1) / (POST_AT_ONCE * MIX_BLOCK);
-        result = launch(lane->take, 1, 1, list, stream);
+        const uint64_t wanted = (rows + POST_AT_ONCE * MIX_BLOCK - 1) / (POST_AT_ONCE * MIX_BLOCK);
+        result = launch(lane->take, 1, 1, 0, list, stream);
         if (!result)
-            result = follow(lane->post_many, (uint32_t)(blocks < POST_BLOCKS ? blocks : POST_BLOCKS), MIX_BLOCK, list,
-                            stream);
+            result = follow(lane->post_many, (uint32_t)(wanted < POST_BLOCKS ? wanted : POST_BLOCKS), MIX_BLOCK, 0,
+                            list, stream);
     }
-    return result ? result : follow(route->mixed, m.staged_blocks + local_blocks, MIX_BLOCK, list, stream);
+    if (result)
+        return result;
+    return follow(route->mixed, blocks, MIX_BLOCK, shared_bytes, list, stream);
 }
 
 int ed_cuda_gather_host(const struct ed_cuda_gather *plan, const struct ed_cuda_route *route, const int32_t *ids,
@@ -280,7 +306,8 @@ int ed_cuda_gather_host(const struct ed_cuda_gather *plan, const struct ed_cuda_
         return 0;
     struct ed_cuda_lane *lane = route->lane;
     struct ed_cuda_mix m;
-    int result = prepare_mix(&m, lane, rows, p.row_bytes);
+    uint32_t blocks, shared_bytes;
+    int result = prepare_mix(&m, lane, rows, p.row_bytes, &blocks, &shared_bytes);
     if (result)
         return result;
     // Both sides have to be done with the round before: the GPU may have given it up.
@@ -296,7 +323,7 @@ int ed_cuda_gather_host(const struct ed_cuda_gather *plan, const struct ed_cuda_
     __atomic_store_n((uint64_t *)(uintptr_t)m.message, ED_LANE_MESSAGE(m.host_sequence, m.chunk_rows, rows),
                      __ATOMIC_RELEASE);
     void *list[] = {&p, &m};
-    result = launch(route->mixed, m.staged_blocks, MIX_BLOCK, list, stream);
+    result = launch(route->mixed, m.staged_blocks, MIX_BLOCK, shared_bytes, list, stream);
     if (result) // the CPU does a round that the GPU will never use
         __atomic_store_n((uint64_t *)(uintptr_t)m.consumed, m.host_sequence, __ATOMIC_RELEASE);
     return result;

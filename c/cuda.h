@@ -87,18 +87,20 @@ struct ed_cuda_mix {
     uint32_t capacity, chunk_rows, chunk_stride, first_local, local_of_64, staged_blocks;
     uint32_t host_rows, host_sequence;
     uint64_t consumed;
+    uint32_t copiers, by_parcels;
 };
 
 // A lane as launches see it, and how they mix. What is not said to be fixed may change between launches.
 struct ed_cuda_lane {
     struct ed_cuda_mix mix; // addresses, capacity, patience and shares; the rest is of a launch
     struct ed_lane *lane;
-    uint64_t take, post_few, post_many;   // kernels; fixed
-    uint32_t from_rows, most_rows;        // calls of fewer or more rows are direct; most_rows is fixed
-    uint32_t staged_blocks, local_blocks; // of the kernel that copies: most that wait for the CPU, and most others
-    uint32_t threads;                     // of the CPU; fixed
-    uint32_t deadline_us;                 // for the chunks of a call, and
-    uint32_t deadline_row;                // ns more for each of its rows
+    uint64_t take, post_few, post_many; // kernels; fixed
+    uint32_t from_rows, most_rows;      // calls of fewer or more rows are direct; most_rows is fixed
+    uint32_t blocks;                    // of the kernel that copies, at most
+    uint32_t shared_bytes;              // that one of them may have; 0 lets rows be copied one by one
+    uint32_t threads;                   // of the CPU; fixed
+    uint32_t deadline_us;               // for the chunks of a call, and
+    uint32_t deadline_row;              // ns more for each of its rows
     int early;       // whether kernels may be started while those that they wait for run: from sm_90 on
     int keeps_awake; // whether a launch was captured, and the lane told so
     uint64_t token;  // of the last launch; of a lane for ids of the host, its sequence number

@@ -15,7 +15,6 @@
 
 #include "gather.h"
 #include "guard.h"
-#include "media.h"
 #include "team.h"
 #include "waiting.h"
 
@@ -25,9 +24,6 @@ enum {
     LOOKS_BETWEEN_CLOCKS = 64,
     // A round of fewer rows than this per thread is not worth another thread.
     ROWS_PER_THREAD = 24,
-    // Staged rows of a round larger than the caches go past them.
-    STREAM_BYTES = 8 << 20,
-    STREAM_CHUNK_BYTES = 32 << 10,
     CLOSING_NAP_NS = 50 * 1000,
     COUNTING_NS = 1000 * 1000 * 1000,
     // A launch that did not begin for so long stands behind other work, or was never to use its lane.
@@ -48,7 +44,7 @@ struct ed_lane {
     uint32_t seen; // sequence number
     uint32_t rows, chunk_rows, chunks;
     uint64_t chunk_stride;
-    bool running, stream;
+    bool running;
     struct ed_job job;
     _Atomic uint64_t launched; // token of the last launch
     _Atomic bool awake;        // captured
@@ -112,19 +108,11 @@ static void do_chunk(void *context, uint64_t ticket)
     const uint32_t chunk = chunk_of(lane, (uint32_t)ticket), begin = chunk * lane->chunk_rows;
     const uint32_t end = begin + lane->chunk_rows < lane->rows ? begin + lane->chunk_rows : lane->rows;
     uint8_t *out = lane->memory.staging + chunk * lane->chunk_stride;
-    const uint64_t bytes = (end - begin) * lane->table->row_bytes;
     stall(lane);
-    // Ids were checked by the GPU; should one be none all the same, its row is zeros.
-    struct ed_range range = {lane->table, lane->memory.ids, ED_INVALID_ZERO, begin, end, out};
-    if (lane->stream && bytes <= STREAM_CHUNK_BYTES) {
-        uint8_t lines[STREAM_CHUNK_BYTES] __attribute__((aligned(64)));
-        range.out = lines;
-        ed_gather_range(&range, note_unreadable, lane);
-        ed_stream(out, lines, bytes);
-        ed_fence(); // the flag does not wait for stores past the caches by itself
-    } else {
-        ed_gather_range(&range, note_unreadable, lane);
-    }
+    // Ids were checked by the GPU; should one be none all the same, its row is zeros. Stored into the caches, whatever
+    // the size of the round: the GPU reads it from there, faster than from the memory that the rows come from.
+    const struct ed_range range = {lane->table, lane->memory.ids, ED_INVALID_ZERO, begin, end, out};
+    ed_gather_range(&range, note_unreadable, lane);
     __atomic_store_n(&lane->memory.flags[(uint64_t)chunk * ED_LANE_FLAG_STRIDE], lane->seen, __ATOMIC_RELEASE);
 }
 
@@ -167,7 +155,6 @@ static void begin(struct ed_lane *lane, uint64_t message)
     if (lane->chunks > lane->memory.chunks || lane->chunks > ED_MAX_CHUNKS ||
         (lane->chunks - 1) * lane->chunk_stride + last_rows * row_bytes > lane->memory.staging_bytes)
         return;
-    lane->stream = lane->rows * row_bytes >= STREAM_BYTES;
     lane->begun = ed_now_ns();
     atomic_fetch_add_explicit(&lane->rounds, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&lane->served, lane->rows, memory_order_relaxed);

@@ -57,8 +57,8 @@ struct slot {
 };
 
 static struct slot slots[SLOTS];
-static _Atomic uint64_t taken;   // slots that have an owner
-static _Atomic uint64_t posted;  // slots that workers look at
+static _Atomic uint64_t taken;  // slots that have an owner
+static _Atomic uint64_t posted; // slots that workers look at
 static _Atomic int workers;
 // What each worker sleeps on: a futex that counts the calls to it, on a line of its own.
 static struct {
@@ -212,8 +212,8 @@ static bool help(uint32_t self, bool patient)
         __builtin_prefetch(context);
         __builtin_prefetch(context + 64);
         uint32_t place = place_of(self, s, atomic_load_explicit(&slot->among, memory_order_relaxed));
-        const bool own = place > 0 && place < atomic_load_explicit(&slot->cells, memory_order_relaxed) &&
-                         take(&slot->cell[place]);
+        const bool own =
+            place > 0 && place < atomic_load_explicit(&slot->cells, memory_order_relaxed) && take(&slot->cell[place]);
         if (!own && (patient || !find_place(slot, true, &place)))
             continue;
         if (anybody_sleeps())

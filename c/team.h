@@ -32,9 +32,9 @@ struct ed_job {
     uint32_t forks;  // the process that put it up
 };
 
-// Put a job up for at most `helpers` workers, 63 at most, and call those that sleep; it stays valid until ed_team_wait() or ed_team_drop()
-// returns, of which one must be called. Where no place or no worker is to be had, nobody helps and
-// ed_team_wait() does all of it.
+// Put a job up for at most `helpers` workers, 63 at most, and call those that sleep; it stays valid until
+// ed_team_wait() or ed_team_drop() returns, of which one must be called. Where no place or no worker is to be had,
+// nobody helps and ed_team_wait() does all of it.
 void ed_team_post(struct ed_job *job, int helpers);
 
 // Do chunks of the job until none is left, then wait until those of others are done.

@@ -22,10 +22,16 @@ SETS: Final = 32
 """Times MANY ids are drawn."""
 
 FEW: Final = 1536
-MANY: Final = 24_576
+MANY: Final = 98_304
 ROUNDS: Final = 21
 CALLS: Final = 8
 """One after the other in the stream, so that what the host does for a launch is not measured."""
+
+LONG: Final = 20_000
+"""Calls of so many rows and more are measured in fewer rounds: they take long, and vary little."""
+
+LONG_ROUNDS: Final = 7
+LONG_CALLS: Final = 4
 
 FROM_ROWS: Final = (128, 192, 256, 384, 512, 768, 1024, 1536, 3072)
 FIRST_LOCAL: Final = (0, 64, 128, 192, 256, 384, 512, 768)
@@ -64,13 +70,14 @@ class Calibration:
             self._driver.cuEventDestroy(event)
         self._driver.cuStreamDestroy(self._stream)
 
-    def time(self, rows: int, *, rounds: int = ROUNDS) -> float:
+    def time(self, rows: int) -> float:
         """Give the median time of a gather of so many rows, in microseconds on the device."""
         driver, (begin, end) = self._driver, self._events
+        rounds, calls = (ROUNDS, CALLS) if rows < LONG else (LONG_ROUNDS, LONG_CALLS)
         found = []
         for round_ in range(-2, rounds):
             driver.cuEventRecord(begin, self._stream)
-            for _ in range(CALLS):
+            for _ in range(calls):
                 at = self._turn * rows % ((SETS - 1) * self._most)
                 self._turn += 1
                 self._launch(self._ids.address + at * 4, self._out.address, rows, self._stream)
@@ -78,7 +85,7 @@ class Calibration:
             checked(driver.cuEventSynchronize(end), "the GPU failed")
             if round_ >= 0:
                 passed = float(checked(driver.cuEventElapsedTime(begin, end), "no time was taken"))
-                found.append(1e3 * passed / CALLS)
+                found.append(1e3 * passed / calls)
         return median(found)
 
     def run(self) -> Mix:

@@ -265,11 +265,13 @@ struct Mix {
     u32 chunk_stride;  // bytes
     u32 first_local;   // so many rows of the pool are read directly, and of each 64 that follow
     u32 local_of_64;   // so many more
-    u32 staged_blocks; // of `mixed`, that wait for the CPU
+    u32 staged_blocks; // of `mixed`, that copy what the CPU collects
     // A round whose ids the host put into the mailbox itself: row i of the output is row ids[i]. No kernel comes before
     // `mixed` then, and the host gives the lane to one call at a time.
     u32 host_rows, host_sequence; // 0: it is none
     u64 *consumed;                // gets the sequence number when the round is over
+    u32 copiers;                  // warps of such a block that do; the others copy rows directly
+    u32 by_parcels;               // CHUNK_UNIT rows at a time, through shared memory
 };
 
 static constexpr u64 LATE = ~0ull;
@@ -520,46 +522,103 @@ static __device__ __forceinline__ bool wait_for_chunk(const Mix &m, u32 chunk, u
     return true;
 }
 
+// What `post` found for a slot. `row`: whether there is one.
+static __device__ __forceinline__ Entry entry_of(const Gather &p, const Mix &m, u32 slot, bool *row)
+{
+    *row = true;
+    if (!m.host_rows)
+        return m.staged[slot];
+    const int id = m.ids[slot];
+    *row = id >= 0;
+    return {*row && p.base ? p.base + (u64)id * p.stride : nullptr, slot, 0};
+}
+
+// Copy a row whose chunk did not come: directly, where that can be.
+template <typename Form>
+static __device__ __forceinline__ void copy_late(const Gather &p, const Mix &m, const u8 *from, bool row, u8 *out, u32 lane)
+{
+    Form::template emit<Still>(p, from, out, lane);
+    if (row && !from && lane == 0)
+        *(volatile u32 *)m.failed = 1;
+}
+
 // Copy the row of a slot, which lies at `from` if its chunk came in time.
 template <typename Form>
 static __device__ __forceinline__ void copy_staged(const Gather &p, const Mix &m, u32 slot, const u8 *from, u32 lane)
 {
-    Entry e = {nullptr, slot, 0};
-    bool row = true;
-    if (m.host_rows) {
-        const int id = m.ids[slot];
-        row = id >= 0;
-        e.from = row && p.base ? p.base + (u64)id * p.stride : nullptr;
-    } else {
-        e = m.staged[slot];
-    }
+    bool row;
+    const Entry e = entry_of(p, m, slot, &row);
     u8 *out = place_of(p, e.to);
-    if (from) {
+    if (from)
         Form::template emit<Fresh>(p, from, out, lane);
-        return;
+    else
+        copy_late<Form>(p, m, e.from, row, out, lane);
+}
+
+// Copy 16 bytes of the staging buffer, past the first-level cache.
+static __device__ __forceinline__ void bring(uint4 *to, const uint4 *from)
+{
+    const u32 at = (u32)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+}
+
+static __device__ __forceinline__ void wait_for_brought()
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp();
+}
+
+// Copy `rows` rows from a slot on, which lie one after the other from a line on, if their chunk came in time. They cross
+// PCIe in whole lines: a row by itself asks for a part of one at either end, and for its scales once more.
+template <typename Form>
+static __device__ __forceinline__ void copy_parcel(const Gather &p, const Mix &m, u32 slot, u32 rows, const u8 *from,
+                                                   uint4 *room, u32 lane)
+{
+    const u32 units = (u32)(rows * p.row_bytes + sizeof(uint4) - 1) / sizeof(uint4);
+    for (u32 c = lane; from && c < units; c += WARP)
+        bring(room + c, (const uint4 *)from + c);
+    Entry e = {nullptr, 0, 0};
+    bool row = false;
+    if (lane < rows)
+        e = entry_of(p, m, slot + lane, &row);
+    const u64 place = (u64)place_of(p, e.to);
+    wait_for_brought();
+    for (u32 r = 0; r < rows; r++) {
+        u8 *out = (u8 *)__shfl_sync(~0u, place, r);
+        if (from) {
+            Form::template emit<Fresh>(p, (const u8 *)room + r * p.row_bytes, out, lane);
+        } else {
+            const u8 *direct = (const u8 *)__shfl_sync(~0u, (u64)e.from, r);
+            copy_late<Form>(p, m, direct, __shfl_sync(~0u, row, r), out, lane);
+        }
     }
-    Form::template emit<Still>(p, e.from, out, lane);
-    if (row && !e.from && lane == 0)
-        *(volatile u32 *)m.failed = 1;
+    __syncwarp(); // before the room is used again
+}
+
+// Let the first warp of this block and its copiers meet.
+static __device__ __forceinline__ void meet(const Mix &m)
+{
+    asm volatile("bar.sync 1, %0;" ::"r"((1 + m.copiers) * WARP) : "memory");
 }
 
 // Copy the chunks of this block, of which number q is chunk `first + q * staged_blocks`. The first warp looks whether they
-// are there, a few at a time, since each look crosses PCIe; the others copy.
+// are there, a few at a time, since each look crosses PCIe; the copiers copy.
 //
 // Loads of the staging buffer are plain ones, which are coherent, as it takes no more: the flag was acquired for the
-// system, the word in shared memory for the block. Loads that ask for fresh bytes each (ld.cv) take three times as long,
-// and having the copy engine fetch whole chunks into shared memory gains nothing at an eighth of an H200's SMs.
+// system, the word in shared memory for the block. Loads that ask for fresh bytes each (ld.cv) take three times as long.
 template <typename Form>
 static __device__ __forceinline__ void copy_chunks(const Gather &p, const Mix &m, u32 staged, u32 chunks, u32 sequence,
                                                    u32 warp, u32 lane)
 {
     __shared__ u32 ready[CHUNKS_AT_ONCE];
+    extern __shared__ uint4 parcels[]; // [copiers][CHUNK_UNIT rows]
     const u64 begin = clock_ns();
+    const u32 unit = m.by_parcels ? CHUNK_UNIT : 1, units = m.chunk_rows / unit; // of a chunk
     for (u32 first = blockIdx.x; first < chunks; first += m.staged_blocks * CHUNKS_AT_ONCE) {
-        __syncthreads();
+        meet(m);
         if (threadIdx.x < CHUNKS_AT_ONCE)
             ready[threadIdx.x] = WAITING;
-        __syncthreads();
+        meet(m);
         const u32 left = (chunks - first + m.staged_blocks - 1) / m.staged_blocks;
         const u32 count = left < CHUNKS_AT_ONCE ? left : CHUNKS_AT_ONCE;
         if (warp == 0) {
@@ -569,8 +628,8 @@ static __device__ __forceinline__ void copy_chunks(const Gather &p, const Mix &m
             }
             continue;
         }
-        for (u32 x = warp - 1; x < count * m.chunk_rows; x += MIX_WARPS - 1) {
-            const u32 q = x / m.chunk_rows, r = x - q * m.chunk_rows, chunk = first + q * m.staged_blocks;
+        for (u32 x = warp - 1; x < count * units; x += m.copiers) {
+            const u32 q = x / units, r = (x - q * units) * unit, chunk = first + q * m.staged_blocks;
             const u32 slot = chunk * m.chunk_rows + r;
             if (slot >= staged)
                 break;
@@ -578,13 +637,19 @@ static __device__ __forceinline__ void copy_chunks(const Gather &p, const Mix &m
             while ((found = load_acquire_block(ready + q)) == WAITING)
                 __nanosleep(20);
             const u8 *from = m.staging + (u64)chunk * m.chunk_stride + (u64)r * p.row_bytes;
-            copy_staged<Form>(p, m, slot, found == THERE ? from : nullptr, lane);
+            from = found == THERE ? from : nullptr;
+            if (!m.by_parcels) {
+                copy_staged<Form>(p, m, slot, from, lane);
+                continue;
+            }
+            const u32 rows = staged - slot < CHUNK_UNIT ? staged - slot : CHUNK_UNIT;
+            copy_parcel<Form>(p, m, slot, rows, from, parcels + (warp - 1) * p.row_bytes, lane);
         }
     }
 }
 
-// Copy a call's rows, or this block's share of them: the first blocks those that come by way of the CPU. A call that did
-// not get the lane reads all of them directly.
+// Copy a call's rows, or this block's share of them: in the first blocks one warp and the copiers those that come by way
+// of the CPU, all other warps those of the pool and hot ones. A call that did not get the lane reads all of them directly.
 template <typename Form> static __device__ __forceinline__ void mixed(const Gather &p, const Mix &m)
 {
     const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -605,14 +670,16 @@ template <typename Form> static __device__ __forceinline__ void mixed(const Gath
         return;
     }
     const u32 chunks = (staged + m.chunk_rows - 1) / m.chunk_rows, waiting = staged ? m.staged_blocks : 0;
-    if (blockIdx.x >= waiting) {
-        const u32 warps = (gridDim.x - waiting) * MIX_WARPS;
-        for (u32 i = (blockIdx.x - waiting) * MIX_WARPS + warp; i < local; i += warps) {
+    const u32 others = MIX_WARPS - 1 - m.copiers, whole = gridDim.x - waiting; // warps of a waiting block; other blocks
+    if (blockIdx.x < waiting && warp <= m.copiers) {
+        copy_chunks<Form>(p, m, staged, chunks, sequence, warp, lane);
+    } else {
+        const u32 number = blockIdx.x < waiting ? blockIdx.x * others + warp - 1 - m.copiers
+                                                : waiting * others + (blockIdx.x - waiting) * MIX_WARPS + warp;
+        for (u32 i = number; i < local; i += waiting * others + whole * MIX_WARPS) {
             const Entry e = m.local[i];
             Form::template emit<Still>(p, e.from, place_of(p, e.to), lane);
         }
-    } else {
-        copy_chunks<Form>(p, m, staged, chunks, sequence, warp, lane);
     }
     __syncthreads();
     if (threadIdx.x)

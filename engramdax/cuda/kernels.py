@@ -21,6 +21,12 @@ from engramdax.host import cache_dir
 OPTIONS: Final = ("--std=c++17", "-default-device")
 """No --use_fast_math and no -ftz: bits count."""
 
+MOST_SHARED_BYTES: Final = 96 << 10
+"""Of a block of `mixed_...`, where the GPU has as much: all its copiers have room for rows of 264 bytes."""
+
+_OWN_SHARED_BYTES: Final = 4 << 10
+"""At least what such a block has in any case."""
+
 _mutex = threading.Lock()
 
 
@@ -85,13 +91,22 @@ def _module(device: int) -> Any:
     return checked(bindings().cuModuleLoadData(cubin), "the driver does not load the kernels")
 
 
+def shared_bytes(device: int) -> int:
+    """Give how much shared memory a block of `mixed_...` may be launched with, beside what it has anyway."""
+    return min(MOST_SHARED_BYTES, attribute(device, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - _OWN_SHARED_BYTES)
+
+
 def function(device: int, name: str) -> int:
     """Give the handle of a kernel, loaded into the device's primary context. Thread-safe."""
     use(device)
     driver = bindings()
     with _mutex:
         module = _module(device)
-    return int(checked(driver.cuModuleGetFunction(module, name.encode()), f"there is no kernel {name}"))
+    found = checked(driver.cuModuleGetFunction(module, name.encode()), f"there is no kernel {name}")
+    if name.startswith("mixed_"):
+        most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        checked(driver.cuFuncSetAttribute(found, most, shared_bytes(device)), f"no shared memory for {name}")
+    return int(found)
 
 
 def _nvrtc(returned: tuple[Any, ...], what: str) -> Any:

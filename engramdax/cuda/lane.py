@@ -12,7 +12,7 @@ import numpy as np
 
 from engramdax._core import ffi, lib
 from engramdax.cuda.driver import on_device, synchronise
-from engramdax.cuda.kernels import capability, function
+from engramdax.cuda.kernels import capability, function, shared_bytes
 from engramdax.cuda.memory import DeviceMemory, PinnedMemory
 from engramdax.errors import ClosedError, CudaError, EngramdaxError, PoisonedRowsError
 
@@ -85,8 +85,8 @@ class Lane:
 
     nbytes: GPU memory that it takes; pinned_bytes: host memory. capacity: rows of a round.
     threads: of the CPU, the poller included; shared: fewer where other processes have lanes, too. blocks: of the
-    GPU, that may wait for the CPU. registration: of the pool, where the GPU can read it by itself, as it then does
-    where the CPU is late or the lane in use. EngramdaxError where the process has ED_LANES lanes already.
+    GPU, that copy, and may wait for the CPU. registration: of the pool, where the GPU can read it by itself, as it
+    then does where the CPU is late or the lane in use. EngramdaxError where the process has ED_LANES lanes already.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Lane:
         )
         core.early = capability(device) >= EARLY_FROM
         core.most_rows = most
-        core.staged_blocks, core.local_blocks = blocks, max(1, blocks // 2)
+        core.blocks, core.shared_bytes = blocks, shared_bytes(device)
         self.core = core
 
     def another(self) -> Lane:

@@ -38,6 +38,7 @@ def stand_in(put: Callable[[Any, str, Any], None]) -> None:
     put(lanes, "DeviceMemory", HostMemory)
     put(lanes, "function", lambda _device, _name: 0)
     put(lanes, "capability", lambda _device: (9, 0))
+    put(lanes, "shared_bytes", lambda _device: 0)
 
 
 def open_lane(table: engramdax.Table, registration: Any = None) -> lanes.Lane:

@@ -150,7 +150,7 @@ def test_ids_of_the_host_without_columns_or_dimensions(table_of, path):
     for shape in ((5, 0), (0, 0), (0,), (3, 0, 2)):
         out = torch.empty((*shape, 64), dtype=torch.uint8, device="cuda")
         assert cuda.gather(np.zeros(shape, np.int64), out) is out
-    with pytest.raises(ParameterError, match="do not end in the heads"):
+    with pytest.raises(ParameterError, match="do not end in 3 heads"):
         cuda.gather(np.full((), 3, np.int64), torch.empty((64,), dtype=torch.uint8, device="cuda"), per_head=True)
 
 

@@ -168,6 +168,7 @@ def test_replays_of_two_graphs_on_two_streams_give_the_right_bytes(mixed):
             cuda.gather(ids, out)
         graphs.append((graph, ids, out))
     wrong = torch.zeros(2, dtype=torch.int64, device="cuda")
+    cuda.lane.disturb(one_in=100, microseconds=200)  # so that a round is under way when the other graph comes
     torch.cuda.synchronize()
     for _ in range(2000):
         for i, (stream, (graph, ids, out)) in enumerate(zip(streams, graphs, strict=True)):
