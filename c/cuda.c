@@ -32,7 +32,7 @@ enum {
     CHUNK_BYTES = 28 << 10,
     CHUNKS_PER_THREAD = 4,
     // Of a block's warps the first looks for chunks, at most so many copy them, and the others copy rows directly.
-    MOST_COPIERS = 20,
+    MOST_COPIERS = 16,
     // With fewer that copy whole parcels, rows are so large that they fill lines by themselves.
     LEAST_COPIERS = 6,
 };

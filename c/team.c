@@ -19,6 +19,7 @@ enum {
     CELLS = 64,
     // Two call two each, and so on: the caller pays for two wake-ups, not for all.
     CALLED_AT_ONCE = 2,
+    FETCHED_AHEAD = 4, // lines of cells
     SPINS_BETWEEN_CLOCKS = 32,
     DEFAULT_SPIN_US = 100,
     // How often an awake worker looks at a job before it takes the place of another that does not come.
@@ -95,18 +96,14 @@ static bool claim(struct cell *cell, uint32_t *chunk)
     return NEXT(t) < END(t);
 }
 
-// Do chunks, or only count them as done, until there are none left: those of cell `place` first, then the others'.
-static void work_off(struct slot *slot, uint32_t place, bool run)
+// Do the chunks that are left of a cell, or only count them as done.
+static void work_off(struct slot *slot, struct cell *cell, bool run)
 {
-    const uint32_t cells = atomic_load_explicit(&slot->cells, memory_order_relaxed);
-    for (uint32_t i = 0; i < cells; i++) {
-        struct cell *cell = &slot->cell[(place + i) % cells];
-        uint32_t chunk;
-        while (claim(cell, &chunk)) {
-            if (run)
-                slot->run(atomic_load_explicit(&slot->context, memory_order_relaxed), chunk);
-            atomic_fetch_add_explicit(&cell->done, 1, memory_order_release);
-        }
+    uint32_t chunk;
+    while (claim(cell, &chunk)) {
+        if (run)
+            slot->run(atomic_load_explicit(&slot->context, memory_order_relaxed), chunk);
+        atomic_fetch_add_explicit(&cell->done, 1, memory_order_release);
     }
 }
 
@@ -218,7 +215,9 @@ static bool help(uint32_t self, bool patient)
             continue;
         if (anybody_sleeps())
             call_helpers(s);
-        work_off(slot, place, true);
+        const uint32_t cells = atomic_load_explicit(&slot->cells, memory_order_relaxed);
+        for (uint32_t c = 0; c < cells; c++)
+            work_off(slot, &slot->cell[(place + c) % cells], true);
         helped = true;
     }
     return helped;
@@ -458,6 +457,19 @@ bool ed_team_done(const struct ed_job *job)
     return done == job->chunks;
 }
 
+static bool is_done(const struct ed_job *job, const struct slot *slot, uint32_t cell)
+{
+    const uint64_t chunks = first_chunk(job, cell + 1, job->cells) - first_chunk(job, cell, job->cells);
+    return atomic_load_explicit(&slot->cell[cell].done, memory_order_acquire) == chunks;
+}
+
+// Have the lines of the first few of these cells on their way here, to be read.
+static void fetch_cells(const struct slot *slot, uint64_t cells)
+{
+    for (int i = 0; cells && i < FETCHED_AHEAD; cells &= cells - 1, i++)
+        __builtin_prefetch(&slot->cell[__builtin_ctzll(cells)]);
+}
+
 // Take the tickets that are left, do their chunks or only count them as done, and wait for the others.
 static void end(struct ed_job *job, bool run)
 {
@@ -468,13 +480,19 @@ static void end(struct ed_job *job, bool run)
         return;
     }
     struct slot *slot = &slots[job->slot];
-    work_off(slot, 0, run);
-    const uint32_t cells = atomic_load_explicit(&slot->cells, memory_order_relaxed);
-    unsigned spins = 0;
-    for (uint32_t i = 0; i < cells; i++) {
-        // One cell after the other: a look at one whose chunks are being done takes its line away from who does them.
-        const uint32_t chunks = (uint32_t)(first_chunk(job, i + 1, cells) - first_chunk(job, i, cells));
-        while (atomic_load_explicit(&slot->cell[i].done, memory_order_acquire) != chunks) {
+    // The others' lines lie in their caches, and several travel at once; but not before the own part is done: each look
+    // takes one away from a thread that may be at work.
+    work_off(slot, &slot->cell[0], run);
+    uint64_t left = (2ull << (job->cells - 1)) - 1; // cells that are not known to be done
+    fetch_cells(slot, left);
+    for (uint32_t i = 0; i < job->cells; i++) {
+        fetch_cells(slot, left & ~((2ull << i) - 1));
+        work_off(slot, &slot->cell[i], run);
+        if (is_done(job, slot, i))
+            left &= ~(1ull << i);
+    }
+    for (unsigned spins = 0; left; left &= left - 1, fetch_cells(slot, left))
+        while (!is_done(job, slot, (uint32_t)__builtin_ctzll(left))) {
             if (spins < SPINS_BEFORE_YIELD)
                 ed_relax();
             else if (spins < SPINS_BEFORE_SLEEP)
@@ -483,7 +501,6 @@ static void end(struct ed_job *job, bool run)
                 nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
             spins++;
         }
-    }
     atomic_fetch_and(&posted, ~(1ull << job->slot));
     atomic_fetch_and(&taken, ~(1ull << job->slot));
     job->slot = -1;

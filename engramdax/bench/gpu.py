@@ -43,10 +43,14 @@ BUSY_CYCLES: Final = 300_000
 """That the device spins for while the host launches what is timed."""
 
 STEP_TOKENS: Final = (64, 256, 1024)
-STEP_ROUNDS: Final = 60
-MATRIX: Final = 4096
-PRODUCTS: Final = 8
-"""Of matrices of MATRIX rows: the work of a step beside which rows are fetched."""
+STEP_ROUNDS: Final = 40
+STEP_BUSY_CYCLES: Final = 2_000_000
+"""As BUSY_CYCLES: the host launches some twenty things for a step."""
+
+PRODUCTS: Final = {4096: 8, 8192: 2}
+"""By the rows of the square matrices, their products in a step beside which rows are fetched. Products are made of
+tiles that fill the multiprocessors a few times over, and take a whole turn longer where some of these are held: of 4
+turns for 4,096 rows, of 16 for 8,192."""
 
 
 def team_seconds() -> float:
@@ -131,11 +135,11 @@ class Contest:
         self.cores_burnt[tokens] = (team_seconds() - burnt) / (time.perf_counter() - started)
         return list(series.values())
 
-    def _timed(self, call: Callable[[], Any], begin: Any, end: Any) -> tuple[float, float]:
+    def _timed(self, call: Callable[[], Any], begin: Any, end: Any, *, busy: int = BUSY_CYCLES) -> tuple[float, float]:
         """Give the microseconds of a call on the device, and those that it took to launch."""
         cuda = self.torch.cuda
         cuda.synchronize()
-        cuda._sleep(BUSY_CYCLES)  # noqa: SLF001 - what torch's own benchmarks use
+        cuda._sleep(busy)  # noqa: SLF001 - what torch's own benchmarks use
         begin.record()
         start = time.perf_counter_ns()
         call()
@@ -192,13 +196,13 @@ class Contest:
             calls["vllm"] = lambda: vllm(table, ids, out, rows=rows, multiprocessors=sms)
         return calls
 
-    def beside_work(self, tokens: int, rounds: int) -> Step | None:
+    def beside_work(self, tokens: int, rounds: int, *, matrix_rows: int) -> Step | None:
         """Measure how much rows of two layers, fetched beside products of matrices, lengthen these."""
         if self.mixed is None:
             return None
         torch = self.torch
         ids = torch.empty((tokens, 2, self.heads), dtype=torch.int32, device="cuda")
-        matrix = torch.randn((MATRIX, MATRIX), dtype=torch.bfloat16, device="cuda")
+        matrix = torch.randn((matrix_rows, matrix_rows), dtype=torch.bfloat16, device="cuda")
         product = torch.empty_like(matrix)
         prefetcher = Prefetcher(
             (self.mixed, self.mixed), tokens, columns=self.heads, format="bf16" if self._float8 else "raw"
@@ -209,7 +213,7 @@ class Contest:
             prefetcher.finish()
 
         def work() -> None:
-            for _ in range(PRODUCTS):
+            for _ in range(PRODUCTS[matrix_rows]):
                 torch.mm(matrix, matrix, out=product)
 
         def both() -> None:
@@ -223,12 +227,12 @@ class Contest:
         for round_ in range(-WARM, rounds):
             for name, call in calls.items():
                 ids.view(2, tokens, self.heads).copy_(self._draw(2 * tokens).view(2, tokens, self.heads))
-                device, _ = self._timed(call, begin, end)
+                device, _ = self._timed(call, begin, end, busy=STEP_BUSY_CYCLES)
                 if round_ >= 0:
                     times[name].append(device)
         prefetcher.close()
         median = {name: float(np.median(found)) for name, found in times.items()}
-        return Step(tokens, median["work"], median["gathers"], median["both"])
+        return Step(tokens, matrix_rows, median["work"], median["gathers"], median["both"])
 
     def seams(self) -> int:
         """Give how many bytes of rows around the seams of the registration, and of random rows, are wrong."""

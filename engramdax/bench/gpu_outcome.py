@@ -24,6 +24,7 @@ class Step:
     """Medians in microseconds: products of matrices, a Prefetcher's gathers for two layers, and both together."""
 
     tokens: int
+    matrix_rows: int
     work_us: float
     gathers_us: float
     both_us: float

@@ -12,6 +12,7 @@ import numpy as np
 from engramdax.bench.gpu import (
     LARGE_ROUNDS,
     LARGE_TOKENS,
+    PRODUCTS,
     ROUNDS,
     STEP_ROUNDS,
     STEP_TOKENS,
@@ -138,8 +139,12 @@ def hold(plan: Plan, progress: Callable[[str], None]) -> Outcome:
         steps = []
         for tokens in (n for n in STEP_TOKENS if n in plan.tokens):
             progress(f"{tokens} tokens beside other work")
-            if step := contest.beside_work(tokens, min(plan.rounds or STEP_ROUNDS, STEP_ROUNDS)):
-                steps.append(step)
+            for matrix_rows in PRODUCTS:
+                step = contest.beside_work(
+                    tokens, min(plan.rounds or STEP_ROUNDS, STEP_ROUNDS), matrix_rows=matrix_rows
+                )
+                if step:
+                    steps.append(step)
         return Outcome(
             series,
             heads,
@@ -222,8 +227,8 @@ def heading(outcome: Outcome) -> list[str]:
         burnt = ", ".join(f"{cores:.1f} at {tokens}" for tokens, cores in outcome.cores_burnt.items())
         first.append(f"cores of the CPU used by the team while measuring, by tokens: {burnt}")
     first += [
-        f"{s.tokens} tokens, two layers beside other work: alone {s.gathers_us:.0f} us, beside it "
-        f"{s.both_us - s.work_us:.0f} us more than {s.work_us:.0f}: {s.growth:.0%}"
+        f"{s.tokens} tokens, two layers beside products of {s.matrix_rows} rows: alone {s.gathers_us:.0f} us, "
+        f"beside them {s.both_us - s.work_us:.0f} us more than {s.work_us:.0f}: {s.growth:.0%}"
         for s in outcome.steps
     ]
     for name, window in WINDOWS_US.items():

@@ -7,25 +7,30 @@ A module that cannot switches the hosts off that it has spoiled.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from media import as_new
 from pool_of_two import PoolOfTwo
+from xdist.scheduler import LoadFileScheduling
 
 from tools.rack.errors import UnavailableError
 from tools.rack.prefix import Prefix, set_up
 from tools.rack.rack import Rack
 
+OF_A_POOL = ("test_killed_guests", "test_owners_and_readers", "test_pool_soak")
+"""One worker has all of them: making hosts ready that share a pool takes half a minute."""
+
 LONGEST_FIRST = (
     "test_provisioning",
     "test_health",
+    *OF_A_POOL,
+    "test_discovery",
     "test_refusals",
     "test_interleave",
-    "test_killed_guests",
-    "test_owners_and_readers",
-    "test_discovery",
+    "test_rack",
     "test_udev",
-    "test_pool_soak",
 )
 """So that two workers, which take a file at a time, have done at about the same time. The first two want a new rack."""
 
@@ -34,6 +39,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put them in this order."""
     places = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+class Scheduling(LoadFileScheduling):
+    """Gives workers files, and those of a pool as one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        scope: str = super()._split_scope(nodeid)
+        return "of a pool" if Path(scope).stem in OF_A_POOL else scope
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    """Have tests distributed so."""
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")
