@@ -45,6 +45,9 @@ SERIAL = 0xFEDCBA9876543210
 SKIPPED = "device.name memdev.health memdev.temperature memdev.life_used pool.bandwidth host.numa"
 SKIP = " ".join(f"--skip {name}" for name in SKIPPED.split())
 
+FLEET = ("ClusterShell.Event", "ClusterShell.NodeSet", "ClusterShell.Task", "ClusterShell.Worker.Ssh")
+"""What asks hosts, and takes an emulated processor more than a second to import."""
+
 HOLD = """
 import os, time
 import engramdax
@@ -139,7 +142,7 @@ def fleet(new_rack: Rack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     np.save(folder / "words.npy", words)
     rack.hosts[0].put("/run/words.npy", (folder / "words.npy").read_bytes())
     for host in rack.hosts:
-        start(host)
+        start(host, *FLEET)
     first, second = residents = [Resident(host) for host in rack.hosts]
     made = first.json(f"provision {SERIAL:#x} --name ram --force --overwrite-unknown")
     (joined,) = second.json(f"provision --join {SERIAL:#x}")

@@ -9,6 +9,7 @@ whose client went away is killed. Other hosts ask over TCP who uses a pool here,
 from __future__ import annotations
 
 import array
+import importlib
 import io
 import json
 import os
@@ -25,7 +26,7 @@ from typing import NoReturn
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "crash")]
 
-# What commands import when they need it, too.
+# What commands import when they need it, too; what only some tests need is named by who starts this.
 import ctypes.util  # noqa: E402
 
 import cffi.cparser  # noqa: E402, F401
@@ -35,8 +36,6 @@ import soak  # noqa: E402
 import tasks  # noqa: E402
 import turns  # noqa: E402
 from channel import PORT, TASKS  # noqa: E402
-from ClusterShell import Event, NodeSet, Task  # noqa: E402, F401
-from ClusterShell.Worker import Ssh  # noqa: E402, F401
 
 from engramdax.commands.main import run  # noqa: E402
 from engramdax.health import hosts  # noqa: E402, F401
@@ -184,6 +183,8 @@ def build_command_line() -> None:
 
 if __name__ == "__main__":
     build_command_line()
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
     zygote = Zygote()
     print("ready", flush=True)
     zygote.serve()

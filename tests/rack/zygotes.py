@@ -17,11 +17,14 @@ _zygotes: dict[tuple[str, int | None], Process] = {}
 """By the folder of a guest and the process of its machine, which is another one after each boot."""
 
 
-def start(host: Guest) -> Process:
-    """Start the host's zygote, if it has none since it booted. Nothing waits for it yet."""
+def start(host: Guest, *modules: str) -> Process:
+    """Start the host's zygote, if it has none since it booted. Nothing waits for it yet.
+
+    modules: what it imports beside what most commands need.
+    """
     boot = (str(host.folder), host.pid)
     if boot not in _zygotes:
-        _zygotes[boot] = host.start(["python", str(PROGRAM)])
+        _zygotes[boot] = host.start(["python", str(PROGRAM), *modules])
     return _zygotes[boot]
 
 
