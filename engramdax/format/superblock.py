@@ -32,6 +32,10 @@ _CRC_OFFSET: Final = SUPERBLOCK_BYTES - _CRC.size
 FLAG_SHARED: Final = 1
 
 
+class TornSuperblockError(FormatError):
+    """One that is damaged, or that somebody is about to write at this moment."""
+
+
 @dataclass(frozen=True, slots=True)
 class Superblock:
     """What every copy of the superblock holds.
@@ -89,7 +93,7 @@ class Superblock:
         if data[: len(MAGIC)] != MAGIC:
             raise NotAPoolError("there is no engramdax superblock")
         if _CRC.unpack_from(data, _CRC_OFFSET)[0] != crc32c(data[:_CRC_OFFSET]):
-            raise FormatError("the superblock's checksum is wrong")
+            raise TornSuperblockError("the superblock's checksum is wrong")
         (
             _,
             version,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 from engramdax.errors import FormatError, NotAPoolError, UnreadableError
 from engramdax.format.directory import Claim, Directory, Header, from_slot, payload_bytes
 from engramdax.format.geometry import LINE, SUPERBLOCK_BYTES, superblock_places
-from engramdax.format.superblock import Superblock
+from engramdax.format.superblock import Superblock, TornSuperblockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,16 +52,14 @@ def read_superblock(
 ) -> Found[Superblock]:
     """Read the first good copy; NotAPoolError where there is none at all, FormatError where all are bad.
 
-    `places` is where to look, by default where a pool of the standard geometry has them. With `patient` all copies
-    being bad is read again for up to 5 s before it is believed.
+    `places` is where to look, by default where a pool of the standard geometry has them. With `patient`, copies whose
+    checksums are wrong are read again for up to 5 s before it is believed.
     """
     started = clock.monotonic()
     while True:
         try:
             return _read_superblock(media, places)
-        except NotAPoolError:
-            raise
-        except FormatError:
+        except TornSuperblockError:
             if not patient or clock.monotonic() - started >= RETRY_SECONDS:
                 raise
         clock.sleep(RETRY_PAUSE)

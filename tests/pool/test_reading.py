@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from linecache import getline
@@ -168,7 +169,10 @@ def test_all_superblocks_bad_is_damage_and_none_is_no_pool(path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 63, 4096, 16 * MIB - 1, 24 * MIB])
-def test_a_truncated_pool_is_refused_with_a_way_back(path: Path, size: int) -> None:
+def test_a_truncated_pool_is_refused_at_once_with_a_way_back(
+    path: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("nobody is about to make it larger"))
     with path.open("r+b") as file:
         file.truncate(size)
     with pytest.raises(FormatError, match=r"the media has|no pool here"):
