@@ -84,9 +84,10 @@ class Lane:
     `core` is its `struct ed_cuda_lane *`, whose shares may be set at any time.
 
     nbytes: GPU memory that it takes; pinned_bytes: host memory. capacity: rows of a round.
-    threads: of the CPU, the poller included; shared: fewer where other processes have lanes, too. blocks: of the
-    GPU, that copy, and may wait for the CPU. registration: of the pool, where the GPU can read it by itself, as it
-    then does where the CPU is late or the lane in use. EngramdaxError where the process has ED_LANES lanes already.
+    threads: of the CPU, the poller included; shared: fewer where other processes have lanes, too. blocks: the most of
+    a launch that copy rows, and wait for the CPU meanwhile. registration: of the pool, where the GPU can read it by
+    itself, as it then does where the CPU is late or the lane in use. EngramdaxError where the process has ED_LANES
+    lanes already.
     """
 
     def __init__(
