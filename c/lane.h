@@ -96,7 +96,7 @@ void ed_lanes_share(int fd, int bytes);
 // How many processes share the cores, this one included.
 int ed_lanes_processes(void);
 
-// How long the poller and the team stay awake after a round or a launch, in microseconds.
+// How long the poller, and as many workers as a lane may have, stay awake after a round or a launch, in microseconds.
 void ed_lanes_configure(int linger_us);
 
 #endif
