@@ -97,7 +97,10 @@ def shared_bytes(device: int) -> int:
 
 
 def function(device: int, name: str) -> int:
-    """Give the handle of a kernel, loaded into the device's primary context. Thread-safe."""
+    """Give the handle of a kernel, loaded into the device's primary context. Thread-safe.
+
+    One of `mixed_...` may be launched with `shared_bytes` of shared memory.
+    """
     use(device)
     driver = bindings()
     with _mutex:
