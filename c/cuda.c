@@ -33,7 +33,7 @@ enum {
     CHUNKS_PER_THREAD = 4,
     // Of a block's warps the first looks for chunks, at most so many copy them, and the others copy rows directly.
     MOST_COPIERS = 16,
-    // With fewer that copy whole parcels, rows are so large that they fill lines by themselves.
+    // Where fewer have room for a parcel, rows are so large that most of their lines are whole anyway.
     LEAST_COPIERS = 6,
 };
 
@@ -232,17 +232,23 @@ static uint64_t parcel_bytes(uint64_t row_bytes)
     return ED_LANE_CHUNK_UNIT * row_bytes;
 }
 
-// How the blocks of a mix copy: their number, their warps, and the shared memory of one.
-static void plan_blocks(struct ed_cuda_mix *m, const struct ed_cuda_lane *lane, uint64_t rows, uint64_t row_bytes,
-                        uint32_t *blocks, uint32_t *shared_bytes)
+// What the kernel that copies is launched with, beside its parameters.
+struct grid {
+    uint32_t blocks, shared_bytes;
+};
+
+// Plan how the blocks of a mix copy: how many there are, how many of them copy chunks, and by how many warps.
+static struct grid plan_blocks(struct ed_cuda_mix *m, const struct ed_cuda_lane *lane, uint64_t rows,
+                               uint64_t row_bytes)
 {
     const uint32_t chunks = (uint32_t)((rows + m->chunk_rows - 1) / m->chunk_rows);
-    const uint64_t whole = (rows + MIX_WARPS - 1) / MIX_WARPS, room = lane->shared_bytes / parcel_bytes(row_bytes);
-    *blocks = lane->blocks < whole ? lane->blocks : (uint32_t)whole;
-    m->staged_blocks = *blocks < chunks ? *blocks : chunks;
-    m->by_parcels = room >= LEAST_COPIERS;
-    m->copiers = m->by_parcels && room < MOST_COPIERS ? (uint32_t)room : MOST_COPIERS;
-    *shared_bytes = m->by_parcels ? (uint32_t)(m->copiers * parcel_bytes(row_bytes)) : 0;
+    const uint64_t wanted = (rows + MIX_WARPS - 1) / MIX_WARPS; // a warp for each row
+    const uint32_t blocks = lane->blocks < wanted ? lane->blocks : (uint32_t)wanted;
+    const uint64_t parcels = lane->shared_bytes / parcel_bytes(row_bytes); // that a block has room for
+    m->staged_blocks = blocks < chunks ? blocks : chunks;
+    m->by_parcels = parcels >= LEAST_COPIERS;
+    m->copiers = m->by_parcels && parcels < MOST_COPIERS ? (uint32_t)parcels : MOST_COPIERS;
+    return (struct grid){blocks, m->by_parcels ? (uint32_t)(m->copiers * parcel_bytes(row_bytes)) : 0};
 }
 
 // Let the lane know of a launch before it is made. One that is captured will come again, at times that nobody tells.
@@ -260,13 +266,13 @@ static void tell_lane(struct ed_cuda_lane *lane, uint64_t token, uint64_t stream
 
 // What a launch of a mix of `rows` rows needs; ED_CUDA_TROUBLE if there is something to tell first.
 static int prepare_mix(struct ed_cuda_mix *m, const struct ed_cuda_lane *lane, uint64_t rows, uint64_t row_bytes,
-                       uint32_t *blocks, uint32_t *shared_bytes)
+                       struct grid *grid)
 {
     *m = lane->mix;
     m->deadline_ns = lane->deadline_us * 1000ull + rows * lane->deadline_row;
     m->chunk_rows = chunk_rows(lane, rows, row_bytes);
     m->chunk_stride = (uint32_t)((m->chunk_rows * row_bytes + ED_LANE_ALIGN - 1) / ED_LANE_ALIGN * ED_LANE_ALIGN);
-    plan_blocks(m, lane, rows, row_bytes, blocks, shared_bytes);
+    *grid = plan_blocks(m, lane, rows, row_bytes);
     const bool trouble = *(const volatile uint32_t *)(uintptr_t)m->failed || ed_lane_troubled(lane->lane);
     return trouble ? ED_CUDA_TROUBLE : 0;
 }
@@ -275,8 +281,8 @@ static int launch_mix(struct ed_cuda_gather *p, const struct ed_cuda_route *rout
 {
     struct ed_cuda_lane *lane = route->lane;
     struct ed_cuda_mix m;
-    uint32_t blocks, shared_bytes;
-    int result = prepare_mix(&m, lane, rows, p->row_bytes, &blocks, &shared_bytes);
+    struct grid grid;
+    int result = prepare_mix(&m, lane, rows, p->row_bytes, &grid);
     if (result)
         return result;
     m.token = __atomic_add_fetch(&lane->token, 1, __ATOMIC_RELAXED);
@@ -286,15 +292,13 @@ static int launch_mix(struct ed_cuda_gather *p, const struct ed_cuda_route *rout
     if (rows <= FEW_ROWS) {
         result = launch(lane->post_few, 1, MIX_BLOCK, 0, list, stream);
     } else {
-        const uint64_t wanted = (rows + POST_AT_ONCE * MIX_BLOCK - 1) / (POST_AT_ONCE * MIX_BLOCK);
+        const uint64_t blocks = (rows + POST_AT_ONCE * MIX_BLOCK - 1) / (POST_AT_ONCE * MIX_BLOCK);
         result = launch(lane->take, 1, 1, 0, list, stream);
         if (!result)
-            result = follow(lane->post_many, (uint32_t)(wanted < POST_BLOCKS ? wanted : POST_BLOCKS), MIX_BLOCK, 0,
+            result = follow(lane->post_many, (uint32_t)(blocks < POST_BLOCKS ? blocks : POST_BLOCKS), MIX_BLOCK, 0,
                             list, stream);
     }
-    if (result)
-        return result;
-    return follow(route->mixed, blocks, MIX_BLOCK, shared_bytes, list, stream);
+    return result ? result : follow(route->mixed, grid.blocks, MIX_BLOCK, grid.shared_bytes, list, stream);
 }
 
 int ed_cuda_gather_host(const struct ed_cuda_gather *plan, const struct ed_cuda_route *route, const int32_t *ids,
@@ -306,8 +310,8 @@ int ed_cuda_gather_host(const struct ed_cuda_gather *plan, const struct ed_cuda_
         return 0;
     struct ed_cuda_lane *lane = route->lane;
     struct ed_cuda_mix m;
-    uint32_t blocks, shared_bytes;
-    int result = prepare_mix(&m, lane, rows, p.row_bytes, &blocks, &shared_bytes);
+    struct grid grid;
+    int result = prepare_mix(&m, lane, rows, p.row_bytes, &grid);
     if (result)
         return result;
     // Both sides have to be done with the round before: the GPU may have given it up.
@@ -323,7 +327,8 @@ int ed_cuda_gather_host(const struct ed_cuda_gather *plan, const struct ed_cuda_
     __atomic_store_n((uint64_t *)(uintptr_t)m.message, ED_LANE_MESSAGE(m.host_sequence, m.chunk_rows, rows),
                      __ATOMIC_RELEASE);
     void *list[] = {&p, &m};
-    result = launch(route->mixed, m.staged_blocks, MIX_BLOCK, shared_bytes, list, stream);
+    // No row is read directly: blocks that copy no chunk would have nothing to do.
+    result = launch(route->mixed, m.staged_blocks, MIX_BLOCK, grid.shared_bytes, list, stream);
     if (result) // the CPU does a round that the GPU will never use
         __atomic_store_n((uint64_t *)(uintptr_t)m.consumed, m.host_sequence, __ATOMIC_RELEASE);
     return result;

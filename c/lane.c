@@ -109,8 +109,8 @@ static void do_chunk(void *context, uint64_t ticket)
     const uint32_t end = begin + lane->chunk_rows < lane->rows ? begin + lane->chunk_rows : lane->rows;
     uint8_t *out = lane->memory.staging + chunk * lane->chunk_stride;
     stall(lane);
-    // Ids were checked by the GPU; should one be none all the same, its row is zeros. Stored into the caches, whatever
-    // the size of the round: the GPU reads it from there, faster than from the memory that the rows come from.
+    // Ids were checked by the GPU; should one be none all the same, its row is zeros. Rows are stored into the caches,
+    // whatever the size of the round: past them it takes longer (docs/performance.md).
     const struct ed_range range = {lane->table, lane->memory.ids, ED_INVALID_ZERO, begin, end, out};
     ed_gather_range(&range, note_unreadable, lane);
     __atomic_store_n(&lane->memory.flags[(uint64_t)chunk * ED_LANE_FLAG_STRIDE], lane->seen, __ATOMIC_RELEASE);
@@ -164,7 +164,7 @@ static void begin(struct ed_lane *lane, uint64_t message)
     const uint32_t threads = (uint32_t)threads_of(lane);
     int helpers = (int)(worth < threads ? worth : threads) - 1;
     helpers = helpers < (int)lane->chunks ? helpers : (int)lane->chunks - 1;
-    // Those who are kept awake for it, and not others who would have to be called first.
+    // Those who are kept awake for it, and not others, who would have to be called first.
     lane->job = (struct ed_job){.run = do_chunk, .context = lane, .chunks = lane->chunks, .among = threads - 1};
     ed_team_post(&lane->job, helpers);
     lane->running = true;
@@ -180,7 +180,7 @@ static int most_threads(void)
     return most;
 }
 
-// Rounds are about to come. The poller, which sees it, keeps the team awake.
+// Rounds are about to come. The poller, which sees it, keeps the workers of the lanes awake.
 static void stay_awake(int64_t now)
 {
     atomic_store(&awake_until, now + atomic_load_explicit(&linger_us, memory_order_relaxed) * 1000LL);
@@ -276,7 +276,7 @@ static void *poll_lanes(void *unused)
             count_processes();
             counted = now;
         }
-        if (idle < 0) // somebody expects a round, with the team asleep, it may be
+        if (idle < 0) // somebody expects a round, with the workers asleep, it may be
             ed_team_stay_awake(atomic_load(&awake_until), most_threads() - 1);
         if (atomic_load_explicit(&captured, memory_order_relaxed) == 0 && idle >= 0 && !is_launch_outstanding(now))
             doze(idle);

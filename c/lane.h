@@ -23,7 +23,7 @@
 
 enum {
     ED_LANES = 64,           // of a process
-    ED_LANE_CHUNK_UNIT = 16, // rows of a chunk come in such units, so that a chunk begins on a line
+    ED_LANE_CHUNK_UNIT = 16, // rows of a chunk come in such units, which the GPU copies at once
     ED_LANE_MOST_UNITS = 255,
     ED_LANE_FLAG_STRIDE = 16, // words: each flag has a line of its own
     ED_LANE_ALIGN = 128,      // bytes, of each chunk's place in the staging buffer
@@ -96,7 +96,7 @@ void ed_lanes_share(int fd, int bytes);
 // How many processes share the cores, this one included.
 int ed_lanes_processes(void);
 
-// How long the poller and the team stay awake after a round or a launch, in microseconds.
+// How long the poller, and as many workers as a lane may have, stay awake after a round or a launch, in microseconds.
 void ed_lanes_configure(int linger_us);
 
 #endif

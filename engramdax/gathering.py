@@ -158,8 +158,8 @@ def configure(*, threads: int | None = None, spin_us: int | None = None, linger_
 
     threads: the most that work at once, callers included; None means ENGRAMDAX_THREADS, or the CPUs that
     the process may use (affinity, cgroup quota). spin_us: how long an idle worker spins before it sleeps,
-    in microseconds; None leaves it (ENGRAMDAX_SPIN_US, 100). linger_us: the same after a gather for the GPU that
-    the team took part in (ENGRAMDAX_LINGER_US, 20,000): meanwhile workers leave their CPU to whoever wants it.
+    in microseconds; None leaves it (ENGRAMDAX_SPIN_US, 100). linger_us: the same, of those who may take part,
+    after a gather for the GPU (ENGRAMDAX_LINGER_US, 20,000): meanwhile they leave their CPU to whoever wants it.
     Spinning answers faster and burns cores.
     """
     spin_us = _microseconds("spin_us", spin_us)

@@ -227,8 +227,9 @@ def heading(outcome: Outcome) -> list[str]:
         burnt = ", ".join(f"{cores:.1f} at {tokens}" for tokens, cores in outcome.cores_burnt.items())
         first.append(f"cores of the CPU used by the team while measuring, by tokens: {burnt}")
     first += [
-        f"{s.tokens} tokens, two layers beside products of {s.matrix_rows} rows: alone {s.gathers_us:.0f} us, "
-        f"beside them {s.both_us - s.work_us:.0f} us more than {s.work_us:.0f}: {s.growth:.0%}"
+        f"{s.tokens} tokens, two layers beside products of matrices of {s.matrix_rows} rows: "
+        f"alone {s.gathers_us:.0f} us, beside them {s.both_us - s.work_us:.0f} us more than {s.work_us:.0f}: "
+        f"{s.growth:.0%}"
         for s in outcome.steps
     ]
     for name, window in WINDOWS_US.items():

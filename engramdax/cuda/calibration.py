@@ -17,12 +17,16 @@ from engramdax.cuda.mix import MOST_DEADLINE_ROW_NS, MOST_DEADLINE_US, NEVER, Mi
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+FEW: Final = 1536
+MANY: Final = 98_304
+"""Rows of calls that first_local is found with, and local_of_64: of 64 and 4,096 of DeepSeek-V4.1's tokens."""
+
 OUTPUT_BYTES: Final = 32 << 20
+"""At most: of large rows there are fewer than MANY."""
+
 SETS: Final = 32
 """Times MANY ids are drawn."""
 
-FEW: Final = 1536
-MANY: Final = 98_304
 ROUNDS: Final = 21
 CALLS: Final = 8
 """One after the other in the stream, so that what the host does for a launch is not measured."""

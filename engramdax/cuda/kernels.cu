@@ -90,7 +90,7 @@ static __device__ __forceinline__ i64 row_of(const Gather &p, u32 t, u32 column)
 }
 
 // How memory is read: the pool and hot rows never change while a kernel reads them, so that caches need not be asked
-// whether they are fresh; staging buffers do.
+// whether they are fresh; staging buffers do, and so does what was brought from there into shared memory.
 struct Still {
     template <typename T> static __device__ __forceinline__ T load(const T *from)
     {
@@ -265,13 +265,13 @@ struct Mix {
     u32 chunk_stride;  // bytes
     u32 first_local;   // so many rows of the pool are read directly, and of each 64 that follow
     u32 local_of_64;   // so many more
-    u32 staged_blocks; // of `mixed`, that copy what the CPU collects
+    u32 staged_blocks; // of `mixed`, the first: they copy what the CPU collects
     // A round whose ids the host put into the mailbox itself: row i of the output is row ids[i]. No kernel comes before
     // `mixed` then, and the host gives the lane to one call at a time.
     u32 host_rows, host_sequence; // 0: it is none
     u64 *consumed;                // gets the sequence number when the round is over
-    u32 copiers;                  // warps of such a block that do; the others copy rows directly
-    u32 by_parcels;               // CHUNK_UNIT rows at a time, through shared memory
+    u32 copiers;    // warps of a staged block that copy, beside the one that looks for chunks; the others copy `local`
+    u32 by_parcels; // whether they copy CHUNK_UNIT rows at a time, through shared memory
 };
 
 static constexpr u64 LATE = ~0ull;
@@ -555,21 +555,23 @@ static __device__ __forceinline__ void copy_staged(const Gather &p, const Mix &m
         copy_late<Form>(p, m, e.from, row, out, lane);
 }
 
-// Copy 16 bytes of the staging buffer, past the first-level cache.
+// Begin to copy 16 bytes of the staging buffer to shared memory, past the first-level cache.
 static __device__ __forceinline__ void bring(uint4 *to, const uint4 *from)
 {
     const u32 at = (u32)__cvta_generic_to_shared(to);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
 }
 
+// Wait until what the lanes of this warp began to bring is there for all of them.
 static __device__ __forceinline__ void wait_for_brought()
 {
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncwarp();
 }
 
-// Copy `rows` rows from a slot on, which lie one after the other from a line on, if their chunk came in time. They cross
-// PCIe in whole lines: a row by itself asks for a part of one at either end, and for its scales once more.
+// A parcel: copy the rows of the `rows` slots from `slot` on, which lie one after the other at `from` if their chunk came
+// in time: at a multiple of 16 bytes, and at a line where rows have a multiple of 8. So they cross PCIe in whole lines: a
+// row by itself asks for a part of one at either end, and for its scales once more.
 template <typename Form>
 static __device__ __forceinline__ void copy_parcel(const Gather &p, const Mix &m, u32 slot, u32 rows, const u8 *from,
                                                    uint4 *room, u32 lane)
@@ -595,7 +597,7 @@ static __device__ __forceinline__ void copy_parcel(const Gather &p, const Mix &m
     __syncwarp(); // before the room is used again
 }
 
-// Let the first warp of this block and its copiers meet.
+// Let the first warp of this block and its copiers meet, at a barrier of their own: the other warps never come by.
 static __device__ __forceinline__ void meet(const Mix &m)
 {
     asm volatile("bar.sync 1, %0;" ::"r"((1 + m.copiers) * WARP) : "memory");
@@ -604,16 +606,18 @@ static __device__ __forceinline__ void meet(const Mix &m)
 // Copy the chunks of this block, of which number q is chunk `first + q * staged_blocks`. The first warp looks whether they
 // are there, a few at a time, since each look crosses PCIe; the copiers copy.
 //
-// Loads of the staging buffer are plain ones, which are coherent, as it takes no more: the flag was acquired for the
-// system, the word in shared memory for the block. Loads that ask for fresh bytes each (ld.cv) take three times as long.
+// Loads of the staging buffer are plain ones, by parcels past the first-level cache. More is not needed: the flag was
+// acquired for the system, the word in shared memory for the block. Loads that ask for fresh bytes each (ld.cv) take much
+// longer (docs/performance.md).
 template <typename Form>
 static __device__ __forceinline__ void copy_chunks(const Gather &p, const Mix &m, u32 staged, u32 chunks, u32 sequence,
                                                    u32 warp, u32 lane)
 {
     __shared__ u32 ready[CHUNKS_AT_ONCE];
-    extern __shared__ uint4 parcels[]; // [copiers][CHUNK_UNIT rows]
+    extern __shared__ uint4 parcels[]; // [copiers][row_bytes]
+    static_assert(CHUNK_UNIT == sizeof(uint4), "a parcel has as many uint4 as a row has bytes");
     const u64 begin = clock_ns();
-    const u32 unit = m.by_parcels ? CHUNK_UNIT : 1, units = m.chunk_rows / unit; // of a chunk
+    const u32 unit = m.by_parcels ? CHUNK_UNIT : 1, units = m.chunk_rows / unit; // rows of one, and units of a chunk
     for (u32 first = blockIdx.x; first < chunks; first += m.staged_blocks * CHUNKS_AT_ONCE) {
         meet(m);
         if (threadIdx.x < CHUNKS_AT_ONCE)

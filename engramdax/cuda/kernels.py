@@ -22,10 +22,10 @@ OPTIONS: Final = ("--std=c++17", "-default-device")
 """No --use_fast_math and no -ftz: bits count."""
 
 MOST_SHARED_BYTES: Final = 96 << 10
-"""Of a block of `mixed_...`, where the GPU has as much: all its copiers have room for rows of 264 bytes."""
+"""Of a block of `mixed_...`, where the GPU has as much: 16 warps have room for 16 rows each, of up to 384 bytes."""
 
-_OWN_SHARED_BYTES: Final = 4 << 10
-"""At least what such a block has in any case."""
+OWN_SHARED_BYTES: Final = 4 << 10
+"""Left for what such a block has in any case, which is less."""
 
 _mutex = threading.Lock()
 
@@ -92,12 +92,15 @@ def _module(device: int) -> Any:
 
 
 def shared_bytes(device: int) -> int:
-    """Give how much shared memory a block of `mixed_...` may be launched with, beside what it has anyway."""
-    return min(MOST_SHARED_BYTES, attribute(device, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - _OWN_SHARED_BYTES)
+    """Give how many bytes of shared memory a block of `mixed_...` may be launched with, beside its own."""
+    return min(MOST_SHARED_BYTES, attribute(device, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - OWN_SHARED_BYTES)
 
 
 def function(device: int, name: str) -> int:
-    """Give the handle of a kernel, loaded into the device's primary context. Thread-safe."""
+    """Give the handle of a kernel, loaded into the device's primary context. Thread-safe.
+
+    One of `mixed_...` may be launched with `shared_bytes` of shared memory.
+    """
     use(device)
     driver = bindings()
     with _mutex:

@@ -84,16 +84,17 @@ class Lane:
     `core` is its `struct ed_cuda_lane *`, whose shares may be set at any time.
 
     nbytes: GPU memory that it takes; pinned_bytes: host memory. capacity: rows of a round.
-    threads: of the CPU, the poller included; shared: fewer where other processes have lanes, too. blocks: of the
-    GPU, that copy, and may wait for the CPU. registration: of the pool, where the GPU can read it by itself, as it
-    then does where the CPU is late or the lane in use. EngramdaxError where the process has ED_LANES lanes already.
+    threads: of the CPU, the poller included; shared: fewer where other processes have lanes, too. blocks: the most of
+    a launch that copy rows, and wait for the CPU meanwhile. registration: of the pool, where the GPU can read it by
+    itself, as it then does where the CPU is late or the lane in use. EngramdaxError where the process has ED_LANES
+    lanes already.
     """
 
     def __init__(
         self, table: Table, device: int, *, threads: int, shared: bool, blocks: int, registration: Registration | None
     ) -> None:
-        self.threads = threads
-        self._device, self._shared, self._blocks, self._registration = device, shared, blocks, registration
+        self.threads, self.blocks = threads, blocks
+        self._device, self._shared, self._registration = device, shared, registration
         unit, align = int(lib.ED_LANE_CHUNK_UNIT), int(lib.ED_LANE_ALIGN)
         unit_bytes = -(-unit * table.row_bytes // align) * align
         units = max(1, min(STAGING_BYTES // unit_bytes, MOST_ROWS // unit))
@@ -165,7 +166,7 @@ class Lane:
             self._device,
             threads=self.threads,
             shared=self._shared,
-            blocks=self._blocks,
+            blocks=self.blocks,
             registration=self._registration,
         )
         lane.core.deadline_us, lane.core.deadline_row = self.core.deadline_us, self.core.deadline_row

@@ -58,7 +58,7 @@ class Mix:
 
 
 def cache_path(*key: Any) -> Path:
-    """Where the mix for a machine, GPU, table and number of threads is kept."""
+    """Where the mix of this machine for a key is kept: for a GPU, a table, and what a lane has of both."""
     digest = hashlib.sha256(repr((socket.gethostname(), *key)).encode()).hexdigest()[:24]
     return cache_dir() / "mix" / f"{digest}.json"
 

@@ -24,7 +24,8 @@ MIX_THREADS: Final = 4
 """With fewer threads, "auto" does not try the CPU's way."""
 
 SM_SHARE: Final = 1 / 16
-"""Of the GPU's multiprocessors, for blocks that wait for the CPU: the work beside a gather keeps the rest."""
+"""Of the GPU's multiprocessors, for blocks that copy rows of a mixed call, and wait for the CPU meanwhile: the work
+beside a gather keeps the rest."""
 
 
 def check_path(path: str, sm_share: float) -> None:

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from engramdax.cuda.kernels import compile_kernels
+from engramdax.cuda.kernels import OWN_SHARED_BYTES, compile_kernels
 from engramdax.errors import CudaError
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-python is not installed")
@@ -35,6 +36,20 @@ def test_the_kernels_compile(architecture: str, cache: Path) -> None:
     (path,) = kept(cache)
     assert path.name.startswith(f"{architecture}-")
     assert path.read_bytes() == cubin
+
+
+def section_sizes(elf: bytes) -> dict[str, int]:
+    headers_at, size, count, names_index = struct.unpack_from("<40xQ10xHHH", elf)
+    headers = [struct.unpack_from("<I20xQQ", elf, headers_at + n * size) for n in range(count)]
+    names = elf[headers[names_index][1] :]
+    return {names[name : names.index(b"\0", name)].decode(): bytes_ for name, _, bytes_ in headers}
+
+
+def test_blocks_that_copy_have_less_shared_memory_of_their_own_than_is_left_for_it() -> None:
+    sizes = section_sizes(compile_kernels("sm_90"))
+    own = {name: bytes_ for name, bytes_ in sizes.items() if name.startswith(".nv.shared.mixed_")}
+    assert len(own) == sum(name.startswith(".text.mixed_") for name in sizes) > 0
+    assert max(own.values()) < OWN_SHARED_BYTES
 
 
 def test_a_second_call_takes_what_the_first_one_kept(cache: Path) -> None:

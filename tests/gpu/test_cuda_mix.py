@@ -240,11 +240,14 @@ def test_replays_are_right_while_workers_pause_at_random(mixed):
     print(f"{REPLAYS} replays: {counts}")
 
 
-def test_a_team_that_does_not_come_costs_the_deadline(mixed):
+@pytest.mark.parametrize("copied", ["sixteen at a time", "one by one"])
+def test_a_team_that_does_not_come_costs_the_deadline(mixed, copied):
     rows = rows_of(ROWS, 264)
     cuda = mixed(rows)
     core = cuda.lane.core
     core.deadline_us = 500
+    if copied == "one by one":
+        core.shared_bytes = 0
     cuda.lane.disturb(one_in=1, microseconds=3_000_000)
     ids = torch.from_numpy(random_ids(1536)).cuda()
     out = torch.empty((1536, 264), dtype=torch.uint8, device="cuda")
@@ -456,6 +459,7 @@ def test_calibration_is_kept_and_read_again(table_of, monkeypatch, tmp_path):
     second = table.cuda(threads=4)
     assert second.mix == first.mix
     assert second.mix.seconds < 20
+    assert table.cuda(threads=4, sm_share=1).mix.seconds != first.mix.seconds  # with other blocks, measured anew
     ids = random_ids(6144)
     out = second.gather(torch.from_numpy(ids).cuda())
     assert np.array_equal(out.cpu().numpy(), expected(rows_of(ROWS, 264), ids))
