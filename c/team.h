@@ -64,8 +64,8 @@ void ed_team_configure(int limit, int spin_us);
 // blocked but those that a fault raises; false where there is none to be had.
 bool ed_team_start_thread(void *(*body)(void *), void *argument, const char *name);
 
-// Keep `count` workers from sleeping until `until`, in nanoseconds of CLOCK_MONOTONIC; start and wake those that are
-// missing.
+// Keep the first `count` workers from sleeping until `until`, in nanoseconds of CLOCK_MONOTONIC; start and call those
+// that are missing.
 void ed_team_stay_awake(int64_t until, int count);
 
 #endif
