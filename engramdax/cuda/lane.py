@@ -92,8 +92,8 @@ class Lane:
     def __init__(
         self, table: Table, device: int, *, threads: int, shared: bool, blocks: int, registration: Registration | None
     ) -> None:
-        self.threads = threads
-        self._device, self._shared, self._blocks, self._registration = device, shared, blocks, registration
+        self.threads, self.blocks = threads, blocks
+        self._device, self._shared, self._registration = device, shared, registration
         unit, align = int(lib.ED_LANE_CHUNK_UNIT), int(lib.ED_LANE_ALIGN)
         unit_bytes = -(-unit * table.row_bytes // align) * align
         units = max(1, min(STAGING_BYTES // unit_bytes, MOST_ROWS // unit))
@@ -165,7 +165,7 @@ class Lane:
             self._device,
             threads=self.threads,
             shared=self._shared,
-            blocks=self._blocks,
+            blocks=self.blocks,
             registration=self._registration,
         )
         lane.core.deadline_us, lane.core.deadline_row = self.core.deadline_us, self.core.deadline_row

@@ -14,6 +14,7 @@ import socket
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
+from engramdax.cuda.kernels import source
 from engramdax.errors import BackingError
 from engramdax.files import replace_file
 from engramdax.host import cache_dir
@@ -58,8 +59,8 @@ class Mix:
 
 
 def cache_path(*key: Any) -> Path:
-    """Where the mix for a machine, GPU, table and number of threads is kept."""
-    digest = hashlib.sha256(repr((socket.gethostname(), *key)).encode()).hexdigest()[:24]
+    """Where the mix for a machine, GPU, table and lane is kept; one measured with other kernels is elsewhere."""
+    digest = hashlib.sha256(repr((socket.gethostname(), source(), *key)).encode()).hexdigest()[:24]
     return cache_dir() / "mix" / f"{digest}.json"
 
 
