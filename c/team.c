@@ -190,12 +190,13 @@ static bool sleeps(uint32_t worker)
     return atomic_load(&sleeping[worker / 64]) >> worker % 64 & 1;
 }
 
-// Call anybody who sleeps, who then takes any place that he finds.
-static bool call_anybody(void)
+// Call one of the first `among` workers who sleeps, who then takes any place that he finds.
+static bool call_one_of(uint32_t among)
 {
-    for (uint32_t i = 0; i < sizeof sleeping / sizeof *sleeping; i++) {
+    for (uint32_t i = 0; i * 64 < among; i++) {
         const uint64_t some = atomic_load(&sleeping[i]);
-        if (some && call(i * 64 + (uint32_t)__builtin_ctzll(some)))
+        const uint32_t worker = i * 64 + (uint32_t)(some ? __builtin_ctzll(some) : 0);
+        if (some && worker < among && call(worker))
             return true;
     }
     return false;
@@ -214,7 +215,7 @@ static void call_helpers(unsigned s)
         if (sleeps(worker))
             called += !is_taken(s, place) && call(worker);
         else if (!alone && atomic_load(&beds[worker].busy))
-            called += !is_taken(s, place) && call_anybody();
+            called += !is_taken(s, place) && call_one_of(ring.among);
     }
 }
 
@@ -226,7 +227,7 @@ static void call_deputies(uint32_t self, unsigned s)
         const struct ring ring = ring_of(other);
         const uint32_t place = place_of(&ring, self);
         if (place && !is_taken(other, place))
-            call_anybody();
+            call_one_of(ring.among);
     }
 }
 
