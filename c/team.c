@@ -64,6 +64,7 @@ static _Atomic int workers;
 // What each worker sleeps on: a futex that counts the calls to it, on a line of its own.
 static struct {
     _Alignas(64) _Atomic uint32_t calls;
+    _Atomic bool busy; // in a job
 } beds[ED_MAX_WORKERS];
 static _Atomic uint64_t sleeping[(ED_MAX_WORKERS + 63) / 64]; // a bit each; who calls one takes it
 static _Atomic uint32_t forks; // how many forks lie between the first process and this one
@@ -142,29 +143,38 @@ static bool call(uint32_t worker)
     return true;
 }
 
-// The place of worker `self` in jobs of this slot, 0 for none: always the same, so that it finds the lines of the last
-// job in its caches; another in each slot, so that small jobs side by side go to different workers.
-static uint32_t place_of(uint32_t self, unsigned slot, uint32_t among)
+// A job's workers: those from `first` on, of the first `among`, as many as it has places for them. Always the same for
+// jobs of a size in this slot, so that they find the lines of the last one in their caches; others in other slots, so
+// that jobs side by side go to different workers as long as there are any.
+struct ring {
+    uint32_t first, among, cells;
+};
+
+static struct ring ring_of(unsigned s)
 {
-    return self < among ? 1 + (self + slot * 5) % among : 0;
+    const uint32_t cells = atomic_load_explicit(&slots[s].cells, memory_order_relaxed);
+    const uint32_t among = atomic_load_explicit(&slots[s].among, memory_order_relaxed);
+    return (struct ring){among ? s * (cells - 1) % among : 0, among, cells};
 }
 
-// Whose place it is.
-static uint32_t worker_at(uint32_t place, unsigned slot, uint32_t among)
+// The place of a worker, 0 for none.
+static uint32_t place_of(const struct ring *ring, uint32_t worker)
 {
-    return (place - 1 + among - slot * 5 % among) % among;
+    if (worker >= ring->among)
+        return 0;
+    const uint32_t place = 1 + (worker + ring->among - ring->first) % ring->among;
+    return place < ring->cells ? place : 0;
 }
 
-// Call some of those who have a place in a job and sleep; they call the others.
-static void call_helpers(unsigned s)
+// Whose place it is; of places up to `among`.
+static uint32_t worker_at(const struct ring *ring, uint32_t place)
 {
-    const struct slot *slot = &slots[s];
-    const uint32_t cells = atomic_load_explicit(&slot->cells, memory_order_relaxed);
-    const uint32_t among = atomic_load_explicit(&slot->among, memory_order_relaxed);
-    int called = 0;
-    for (uint32_t place = 1; place < cells && place <= among && called < CALLED_AT_ONCE; place++)
-        if (!atomic_load_explicit(&slot->cell[place].taken, memory_order_relaxed))
-            called += call(worker_at(place, s, among));
+    return (place - 1 + ring->first) % ring->among;
+}
+
+static bool is_taken(unsigned s, uint32_t place)
+{
+    return atomic_load_explicit(&slots[s].cell[place].taken, memory_order_relaxed);
 }
 
 static bool anybody_sleeps(void)
@@ -173,6 +183,52 @@ static bool anybody_sleeps(void)
     for (unsigned i = 0; i < sizeof sleeping / sizeof *sleeping; i++)
         any |= atomic_load(&sleeping[i]);
     return any != 0;
+}
+
+static bool sleeps(uint32_t worker)
+{
+    return atomic_load(&sleeping[worker / 64]) >> worker % 64 & 1;
+}
+
+// Call one of the first `among` workers who sleeps, who then takes any place that he finds.
+static bool call_one_of(uint32_t among)
+{
+    for (uint32_t i = 0; i * 64 < among; i++) {
+        const uint64_t some = atomic_load(&sleeping[i]);
+        const uint32_t worker = i * 64 + (uint32_t)(some ? __builtin_ctzll(some) : 0);
+        if (some && worker < among && call(worker))
+            return true;
+    }
+    return false;
+}
+
+// Call some of those who have a place in a job and sleep, and others for those who are busy with another job; they
+// call the rest.
+static void call_helpers(unsigned s)
+{
+    const struct ring ring = ring_of(s);
+    const bool alone = atomic_load(&posted) == 1ull << s;
+    int called = 0;
+    for (uint32_t place = 1; place < ring.cells && place <= ring.among && called < CALLED_AT_ONCE; place++) {
+        const uint32_t worker = worker_at(&ring, place);
+        // The place is looked at last: its line is in the cache of who works there.
+        if (sleeps(worker))
+            called += !is_taken(s, place) && call(worker);
+        else if (!alone && atomic_load(&beds[worker].busy))
+            called += !is_taken(s, place) && call_one_of(ring.among);
+    }
+}
+
+// Call others for the places that a worker has in other jobs than the one that it begins with.
+static void call_deputies(uint32_t self, unsigned s)
+{
+    for (uint64_t open = atomic_load(&posted) & ~(1ull << s); open; open &= open - 1) {
+        const unsigned other = (unsigned)__builtin_ctzll(open);
+        const struct ring ring = ring_of(other);
+        const uint32_t place = place_of(&ring, self);
+        if (place && !is_taken(other, place))
+            call_one_of(ring.among);
+    }
 }
 
 // Whether a worker is to spin though there is nothing to do.
@@ -208,16 +264,20 @@ static bool help(uint32_t self, bool patient)
         const char *context = atomic_load_explicit(&slot->context, memory_order_relaxed);
         __builtin_prefetch(context);
         __builtin_prefetch(context + 64);
-        uint32_t place = place_of(self, s, atomic_load_explicit(&slot->among, memory_order_relaxed));
-        const bool own =
-            place > 0 && place < atomic_load_explicit(&slot->cells, memory_order_relaxed) && take(&slot->cell[place]);
+        const struct ring ring = ring_of(s);
+        uint32_t place = place_of(&ring, self);
+        const bool own = place && take(&slot->cell[place]);
         if (!own && (patient || !find_place(slot, true, &place)))
             continue;
-        if (anybody_sleeps())
+        atomic_store(&beds[self].busy, true);
+        if (anybody_sleeps()) {
             call_helpers(s);
+            call_deputies(self, s);
+        }
         const uint32_t cells = atomic_load_explicit(&slot->cells, memory_order_relaxed);
         for (uint32_t c = 0; c < cells; c++)
             work_off(slot, &slot->cell[(place + c) % cells], true);
+        atomic_store_explicit(&beds[self].busy, false, memory_order_release);
         helped = true;
     }
     return helped;
@@ -237,6 +297,7 @@ static void *work(void *argument)
 {
     const uint32_t self = (uint32_t)(uintptr_t)argument, word = self / 64;
     const uint64_t bit = 1ull << self % 64;
+    atomic_store(&beds[self].busy, false); // it may have been in a process that this one was forked from
     int64_t idle_since = ed_now_ns();
     unsigned looks = 0; // since it last helped or slept
     for (;;) {

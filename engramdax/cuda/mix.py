@@ -14,6 +14,7 @@ import socket
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
+from engramdax.cuda.kernels import source
 from engramdax.errors import BackingError
 from engramdax.files import replace_file
 from engramdax.host import cache_dir
@@ -58,8 +59,11 @@ class Mix:
 
 
 def cache_path(*key: Any) -> Path:
-    """Where the mix of this machine for a key is kept: for a GPU, a table, and what a lane has of both."""
-    digest = hashlib.sha256(repr((socket.gethostname(), *key)).encode()).hexdigest()[:24]
+    """Where the mix of this machine for a key is kept: for a GPU, a table, and what a lane has of both.
+
+    One that was measured with other kernels is elsewhere.
+    """
+    digest = hashlib.sha256(repr((socket.gethostname(), source(), *key)).encode()).hexdigest()[:24]
     return cache_dir() / "mix" / f"{digest}.json"
 
 

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static uint64_t next(uint64_t *state)
+static inline uint64_t next(uint64_t *state)
 {
     *state ^= *state << 13;
     *state ^= *state >> 7;

@@ -62,3 +62,10 @@ def test_a_damaged_mix_is_as_good_as_none(tmp_path: Path) -> None:
     for text in ("", "[]", "3", "{", "[" * 100_000):
         path.write_text(text)
         assert mix.read(path) is None, text[:9]
+
+
+def test_shares_measured_with_other_kernels_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = mix.cache_path("gpu", 1)
+    assert mix.cache_path("gpu", 1) == kept
+    monkeypatch.setattr(mix, "source", lambda: b"of another release")
+    assert mix.cache_path("gpu", 1) != kept
