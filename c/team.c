@@ -193,17 +193,17 @@ static bool sleeps(uint32_t worker)
 // Call one of the first `among` workers who sleeps, who then takes any place that he finds.
 static bool call_one_of(uint32_t among)
 {
-    for (uint32_t i = 0; i * 64 < among; i++) {
-        const uint64_t some = atomic_load(&sleeping[i]);
-        const uint32_t worker = i * 64 + (uint32_t)(some ? __builtin_ctzll(some) : 0);
-        if (some && worker < among && call(worker))
-            return true;
-    }
+    for (uint32_t i = 0; i * 64 < among; i++)
+        // Of those whom somebody else called meanwhile, the next one.
+        for (uint64_t some = atomic_load(&sleeping[i]); some; some &= some - 1) {
+            const uint32_t worker = i * 64 + (uint32_t)__builtin_ctzll(some);
+            if (worker < among && call(worker))
+                return true;
+        }
     return false;
 }
 
-// Call some of those who have a place in a job and sleep, and others for those who are busy with another job; they
-// call the rest.
+// Call some of those who have a place in a job and sleep, and others for those who are busy with another job.
 static void call_helpers(unsigned s)
 {
     const struct ring ring = ring_of(s);
@@ -219,16 +219,12 @@ static void call_helpers(unsigned s)
     }
 }
 
-// Call others for the places that a worker has in other jobs than the one that it begins with.
-static void call_deputies(uint32_t self, unsigned s)
+// Call some for each job, as everybody does who begins with one: those who were called for it may have gone to another,
+// where they call the rest for both, and for their own places.
+static void call_for_all(void)
 {
-    for (uint64_t open = atomic_load(&posted) & ~(1ull << s); open; open &= open - 1) {
-        const unsigned other = (unsigned)__builtin_ctzll(open);
-        const struct ring ring = ring_of(other);
-        const uint32_t place = place_of(&ring, self);
-        if (place && !is_taken(other, place))
-            call_one_of(ring.among);
-    }
+    for (uint64_t open = atomic_load(&posted); open; open &= open - 1)
+        call_helpers((unsigned)__builtin_ctzll(open));
 }
 
 // Whether a worker is to spin though there is nothing to do.
@@ -270,10 +266,8 @@ static bool help(uint32_t self, bool patient)
         if (!own && (patient || !find_place(slot, true, &place)))
             continue;
         atomic_store(&beds[self].busy, true);
-        if (anybody_sleeps()) {
-            call_helpers(s);
-            call_deputies(self, s);
-        }
+        if (anybody_sleeps())
+            call_for_all();
         const uint32_t cells = atomic_load_explicit(&slot->cells, memory_order_relaxed);
         for (uint32_t c = 0; c < cells; c++)
             work_off(slot, &slot->cell[(place + c) % cells], true);
