@@ -115,7 +115,7 @@ def become_owner(access: Access, superblock: Superblock, *, fenced: bool = False
     if before.is_owner:
         return TakeOver(before, proven=True, silent=(), writing=())
     directory = before.directory
-    released = is_released(access.media, superblock, directory) and directory.heir in (None, access.host)
+    released = _is_given_up(access, superblock, directory)
     claim = before.claim
     if claim is None or claim.owner != access.host:
         epoch = max(directory.epoch, claim.epoch if claim else 0) + 1
@@ -128,7 +128,10 @@ def become_owner(access: Access, superblock: Superblock, *, fenced: bool = False
     if released:
         if directory.heir is None:
             access.clock.sleep(SETTLE_SECONDS)
-    elif not fenced:
+        # Before the claim was on the media another host may have taken it, and may be writing: its release is none.
+        directory = read_directory(access.media, superblock, clock=access.clock).value
+        released = _is_given_up(access, superblock, directory)
+    if not released and not fenced:
         # Asked when the claim is on the media: a writer that starts after the answer sees it.
         for host, answer in access.peers.ask(other_hosts(directory, access), superblock.pool).items():
             if answer is None:
@@ -139,6 +142,11 @@ def become_owner(access: Access, superblock: Superblock, *, fenced: bool = False
     if proven:
         _settle(access, superblock, claim)
     return TakeOver(before, proven, tuple(silent), tuple(writing))
+
+
+def _is_given_up(access: Access, superblock: Superblock, directory: Directory) -> bool:
+    """Tell whether the last owner released the pool, and this host may have it."""
+    return is_released(access.media, superblock, directory) and directory.heir in (None, access.host)
 
 
 def _check_highest(access: Access, superblock: Superblock, claim: Claim) -> None:

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,9 @@ from shared_pool import SharedPool
 import engramdax
 from engramdax.commands.main import run
 from engramdax.errors import DeposedError, RefusedError
+from engramdax.pool import ownership
+from engramdax.pool.access import LocalAccess
+from engramdax.pool.volume import read_superblock
 from engramdax.pool.writer import Writer
 
 
@@ -68,6 +73,32 @@ def test_a_pool_released_to_nobody_is_anybodys_who_takes_it_over(
         assert run(["own", "--release", "--to", "beta", *pool]) == 0
     with shared.on("beta"):
         shared.load("d", rows(4))
+
+
+def test_a_release_that_another_host_made_use_of_in_between_proves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by a schedule of the simulated rack: the other host wrote already when this one's claim came."""
+    monkeypatch.setattr("engramdax.pool.ownership.SETTLE_SECONDS", 0.0)
+    shared = SharedPool(tmp_path, "alpha", "beta", "gamma")
+    with shared.on("alpha"):
+        assert run(["own", "--release", "--pool", str(shared.path)]) == 0
+    write_claim = ownership.write_claim
+
+    def become(host: str) -> ownership.TakeOver:
+        with shared.on(host), closing(LocalAccess(shared.path, writable=True)) as access:
+            return ownership.become_owner(access, read_superblock(access.media).value)
+
+    def after_gamma(*arguments: Any, **options: Any) -> None:
+        monkeypatch.setattr(ownership, "write_claim", write_claim)
+        assert become("gamma").proven
+        write_claim(*arguments, **options)
+
+    monkeypatch.setattr(ownership, "write_claim", after_gamma)
+    beta = become("beta")
+    assert beta.before.directory.released
+    assert not beta.proven
+    assert {host.name for host in beta.silent} == {"alpha", "gamma"}
 
 
 def test_a_take_over_without_proof_stops_the_owner_and_writes_nothing(
