@@ -284,7 +284,22 @@ MUTATIONS = (
         kind=1,
         seed=116,
     ),
-    Mutation("a take-over without asking", OWNERSHIP, "    elif not fenced:\n", "    elif False:\n", kind=2, seed=472),
+    Mutation(
+        "a take-over without asking",
+        OWNERSHIP,
+        "    if not released and not fenced:\n",
+        "    if False:\n",
+        kind=2,
+        seed=472,
+    ),
+    Mutation(
+        "a release believed as it was before the claim",
+        OWNERSHIP,
+        "        directory = read_directory(access.media, superblock, clock=access.clock).value\n"
+        "        released = _is_given_up(access, superblock, directory)\n    if not",
+        "    if not",
+        seed=608777226817,
+    ),
     Mutation(
         "a take-over that does not raise the epoch",
         OWNERSHIP,
