@@ -207,14 +207,14 @@ static bool call_one_of(uint32_t among)
 static void call_helpers(unsigned s)
 {
     const struct ring ring = ring_of(s);
-    const bool alone = atomic_load(&posted) == 1ull << s;
+    const bool only = atomic_load(&posted) == 1ull << s;
     int called = 0;
     for (uint32_t place = 1; place < ring.cells && place <= ring.among && called < CALLED_AT_ONCE; place++) {
         const uint32_t worker = worker_at(&ring, place);
         // The place is looked at last: its line is in the cache of who works there.
         if (sleeps(worker))
             called += !is_taken(s, place) && call(worker);
-        else if (!alone && atomic_load(&beds[worker].busy))
+        else if (!only && atomic_load(&beds[worker].busy))
             called += !is_taken(s, place) && call_one_of(ring.among);
     }
 }
