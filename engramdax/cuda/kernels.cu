@@ -105,26 +105,24 @@ struct Fresh {
     }
 };
 
+// A form of rows says in how many parts a warp copies one, a part to a lane, and how a part is read and written.
 template <typename Unit> struct Raw {
-    // Every lane asks for its first two units before it stores any: rows of up to 1 KiB are one round trip.
-    template <typename Memory>
-    static __device__ __forceinline__ void emit(const Gather &p, const u8 *row, u8 *out, u32 lane)
+    typedef Unit Part;
+
+    static __device__ __forceinline__ u32 parts(const Gather &p)
     {
-        const u32 units = (u32)(p.row_bytes / sizeof(Unit));
-        Unit *to = (Unit *)out;
-        const Unit *from = (const Unit *)row;
-        for (u32 c = lane; c < units; c += 2 * WARP) {
-            const bool more = c + WARP < units;
-            Unit a = {}, b = {};
-            if (row) {
-                a = Memory::load(from + c);
-                if (more)
-                    b = Memory::load(from + c + WARP);
-            }
-            to[c] = a;
-            if (more)
-                to[c + WARP] = b;
-        }
+        return (u32)(p.row_bytes / sizeof(Unit));
+    }
+
+    template <typename Memory>
+    static __device__ __forceinline__ Part read(const Gather &, const u8 *row, u32 c)
+    {
+        return Memory::load((const Unit *)row + c);
+    }
+
+    static __device__ __forceinline__ void write(const Part &part, u8 *out, u32 c)
+    {
+        ((Unit *)out)[c] = part;
     }
 };
 
@@ -161,33 +159,78 @@ struct Fp16 {
     }
 };
 
+// dim values, then a scale for each 32 of them; dim is a multiple of 32, rows lie at multiples of 8 bytes.
 template <typename Half> struct Float8 {
-    // dim values, then a scale for each 32 of them; dim is a multiple of 32, rows lie at multiples of 8 bytes.
-    template <typename Memory>
-    static __device__ __forceinline__ void emit(const Gather &p, const u8 *row, u8 *out, u32 lane)
+    struct Part {
+        u64 values;
+        u32 exponent;
+    };
+
+    static __device__ __forceinline__ u32 parts(const Gather &p)
     {
-        for (u32 c = lane; c < p.dim / 8; c += WARP) {
-            u64 values = 0;
-            u32 exponent = 0;
-            if (row) {
-                values = Memory::load((const u64 *)row + c);
-                exponent = Memory::load(row + p.dim + c / 4);
-            }
-            const float scale = from_e8m0(exponent);
-            uint4 halves = {0, 0, 0, 0};
-            if (row) {
-                u32 *h = &halves.x;
+        return p.dim / 8;
+    }
+
+    template <typename Memory>
+    static __device__ __forceinline__ Part read(const Gather &p, const u8 *row, u32 c)
+    {
+        return {Memory::load((const u64 *)row + c), Memory::load(row + p.dim + c / 4)};
+    }
+
+    // Of no values, zeros come out, whatever 2^-127 is.
+    static __device__ __forceinline__ void write(const Part &part, u8 *out, u32 c)
+    {
+        const float scale = from_e8m0(part.exponent);
+        uint4 halves;
+        u32 *h = &halves.x;
 #pragma unroll
-                for (u32 i = 0; i < 4; i++) {
-                    const float low = from_e4m3((u32)(values >> (16 * i)) & 0xff) * scale;
-                    const float high = from_e4m3((u32)(values >> (16 * i + 8)) & 0xff) * scale;
-                    h[i] = Half::pack(low, high);
-                }
-            }
-            ((uint4 *)out)[c] = halves;
+        for (u32 i = 0; i < 4; i++) {
+            const float low = from_e4m3((u32)(part.values >> (16 * i)) & 0xff) * scale;
+            const float high = from_e4m3((u32)(part.values >> (16 * i + 8)) & 0xff) * scale;
+            h[i] = Half::pack(low, high);
         }
+        ((uint4 *)out)[c] = halves;
     }
 };
+
+// Copy `count` rows, by a warp; where there is no row, zeros. All are read before any is written.
+template <typename Form, typename Memory, u32 COUNT>
+static __device__ __forceinline__ void emit_all(const Gather &p, const u8 *const (&rows)[COUNT], u8 *const (&outs)[COUNT],
+                                                u32 count, u32 lane)
+{
+    for (u32 c = lane; c < Form::parts(p); c += WARP) {
+        typename Form::Part part[COUNT];
+#pragma unroll
+        for (u32 k = 0; k < COUNT; k++) {
+            part[k] = {};
+            if (k < count && rows[k])
+                part[k] = Form::template read<Memory>(p, rows[k], c);
+        }
+#pragma unroll
+        for (u32 k = 0; k < COUNT; k++)
+            if (k < count)
+                Form::write(part[k], outs[k], c);
+    }
+}
+
+// Copy one row: every lane asks for its first two parts before it writes any, so rows of up to 1 KiB are one round trip.
+template <typename Form, typename Memory>
+static __device__ __forceinline__ void emit(const Gather &p, const u8 *row, u8 *out, u32 lane)
+{
+    const u32 parts = Form::parts(p);
+    for (u32 c = lane; c < parts; c += 2 * WARP) {
+        const bool more = c + WARP < parts;
+        typename Form::Part a = {}, b = {};
+        if (row) {
+            a = Form::template read<Memory>(p, row, c);
+            if (more)
+                b = Form::template read<Memory>(p, row, c + WARP);
+        }
+        Form::write(a, out, c);
+        if (more)
+            Form::write(b, out, c + WARP);
+    }
+}
 
 template <typename Form> static __device__ __forceinline__ void gather(const Gather &p)
 {
@@ -203,7 +246,7 @@ template <typename Form> static __device__ __forceinline__ void gather(const Gat
             hits += from != nullptr;
             from = from ? from : p.base + (u64)row * p.stride;
         }
-        Form::template emit<Still>(p, from, p.out + (i64)t * p.out_stride + (i64)column * p.out_column_stride, lane);
+        emit<Form, Still>(p, from, p.out + (i64)t * p.out_stride + (i64)column * p.out_column_stride, lane);
     }
     if (p.hot.buckets && lane == 0 && hits)
         atomicAdd(p.hot.counters + (blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP) % COUNTERS, (u64)hits);
@@ -279,6 +322,7 @@ static constexpr u32 CHUNK_UNIT = 16, FLAG_STRIDE = 16; // as in c/lane.h, and t
 static constexpr u32 MIX_BLOCK = 1024, MIX_WARPS = MIX_BLOCK / WARP;
 static constexpr u32 POST_AT_ONCE = 4; // ids of a thread
 static constexpr u32 CHUNKS_AT_ONCE = 64, POLLED_AT_ONCE = 4;
+static constexpr u32 AT_ONCE = 4; // rows of a parcel that a warp turns into their form together
 static constexpr u32 WAITING = 0, THERE = 1, NOT_THERE = 2;
 
 static __device__ __forceinline__ u32 load_acquire(const u32 *from)
@@ -533,26 +577,16 @@ static __device__ __forceinline__ Entry entry_of(const Gather &p, const Mix &m, 
     return {*row && p.base ? p.base + (u64)id * p.stride : nullptr, slot, 0};
 }
 
-// Copy a row whose chunk did not come: directly, where that can be.
-template <typename Form>
-static __device__ __forceinline__ void copy_late(const Gather &p, const Mix &m, const u8 *from, bool row, u8 *out, u32 lane)
-{
-    Form::template emit<Still>(p, from, out, lane);
-    if (row && !from && lane == 0)
-        *(volatile u32 *)m.failed = 1;
-}
-
-// Copy the row of a slot, which lies at `from` if its chunk came in time.
+// Copy the row of a slot, which lies at `from` if its chunk came in time; else directly, where that can be.
 template <typename Form>
 static __device__ __forceinline__ void copy_staged(const Gather &p, const Mix &m, u32 slot, const u8 *from, u32 lane)
 {
     bool row;
     const Entry e = entry_of(p, m, slot, &row);
     u8 *out = place_of(p, e.to);
-    if (from)
-        Form::template emit<Fresh>(p, from, out, lane);
-    else
-        copy_late<Form>(p, m, e.from, row, out, lane);
+    emit<Form, Fresh>(p, from ? from : e.from, out, lane);
+    if (!from && row && !e.from && lane == 0)
+        *(volatile u32 *)m.failed = 1;
 }
 
 // Begin to copy 16 bytes of the staging buffer to shared memory, past the first-level cache.
@@ -585,15 +619,19 @@ static __device__ __forceinline__ void copy_parcel(const Gather &p, const Mix &m
         e = entry_of(p, m, slot + lane, &row);
     const u64 place = (u64)place_of(p, e.to);
     wait_for_brought();
-    for (u32 r = 0; r < rows; r++) {
-        u8 *out = (u8 *)__shfl_sync(~0u, place, r);
-        if (from) {
-            Form::template emit<Fresh>(p, (const u8 *)room + r * p.row_bytes, out, lane);
-        } else {
-            const u8 *direct = (const u8 *)__shfl_sync(~0u, (u64)e.from, r);
-            copy_late<Form>(p, m, direct, __shfl_sync(~0u, row, r), out, lane);
+    for (u32 first = 0; first < rows; first += AT_ONCE) {
+        const u8 *sources[AT_ONCE];
+        u8 *outs[AT_ONCE];
+#pragma unroll
+        for (u32 k = 0; k < AT_ONCE; k++) {
+            sources[k] = from ? (const u8 *)room + (first + k) * p.row_bytes
+                              : (const u8 *)__shfl_sync(~0u, (u64)e.from, first + k);
+            outs[k] = (u8 *)__shfl_sync(~0u, place, first + k);
         }
+        emit_all<Form, Fresh>(p, sources, outs, rows - first, lane);
     }
+    if (!from && row && !e.from)
+        *(volatile u32 *)m.failed = 1;
     __syncwarp(); // before the room is used again
 }
 
@@ -669,7 +707,7 @@ template <typename Form> static __device__ __forceinline__ void mixed(const Gath
             if (threadIdx.x == 0)
                 *(volatile u32 *)m.failed = 1;
             for (u32 i = blockIdx.x * MIX_WARPS + warp; i < p.outer * p.out_columns; i += gridDim.x * MIX_WARPS)
-                Form::template emit<Still>(p, nullptr, place_of(p, i), lane);
+                emit<Form, Still>(p, nullptr, place_of(p, i), lane);
         }
         return;
     }
@@ -680,9 +718,11 @@ template <typename Form> static __device__ __forceinline__ void mixed(const Gath
     } else {
         const u32 number = blockIdx.x < waiting ? blockIdx.x * others + warp - 1 - m.copiers
                                                 : waiting * others + (blockIdx.x - waiting) * MIX_WARPS + warp;
+        // One row at a time, of few warps: with four of each on their way, staged rows waited behind the translations of
+        // these, and a gather took up to 1.4 times as long.
         for (u32 i = number; i < local; i += waiting * others + whole * MIX_WARPS) {
             const Entry e = m.local[i];
-            Form::template emit<Still>(p, e.from, place_of(p, e.to), lane);
+            emit<Form, Still>(p, e.from, place_of(p, e.to), lane);
         }
     }
     __syncthreads();
