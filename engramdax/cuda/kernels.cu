@@ -551,19 +551,16 @@ extern "C" __global__ void __launch_bounds__(MIX_BLOCK)
     post<true>(p, m);
 }
 
-// Whether a chunk came in time.
-static __device__ __forceinline__ bool wait_for_chunk(const Mix &m, u32 chunk, u32 sequence, u64 begin)
+// Look once whether a chunk came: WAITING, THERE, or NOT_THERE if it is late.
+static __device__ __forceinline__ u32 look_for_chunk(const Mix &m, u32 chunk, u32 sequence, u64 begin)
 {
-    const u32 *flag = m.flags + (u64)chunk * FLAG_STRIDE;
-    while (load_acquire(flag) != sequence) {
-        if (clock_ns() - begin > m.deadline_ns) {
-            atomicAdd(&m.state->late_chunks, 1);
-            m.state->late = 1;
-            return false;
-        }
-        __nanosleep(100);
-    }
-    return true;
+    if (load_acquire(m.flags + (u64)chunk * FLAG_STRIDE) == sequence)
+        return THERE;
+    if (clock_ns() - begin <= m.deadline_ns)
+        return WAITING;
+    atomicAdd(&m.state->late_chunks, 1);
+    m.state->late = 1;
+    return NOT_THERE;
 }
 
 // What `post` found for a slot. `row`: whether there is one.
@@ -664,9 +661,15 @@ static __device__ __forceinline__ void copy_chunks(const Gather &p, const Mix &m
         const u32 left = (chunks - first + m.staged_blocks - 1) / m.staged_blocks;
         const u32 count = left < CHUNKS_AT_ONCE ? left : CHUNKS_AT_ONCE;
         if (warp == 0) {
-            for (u32 q = lane; lane < POLLED_AT_ONCE && q < count; q += POLLED_AT_ONCE) {
-                const bool there = wait_for_chunk(m, first + q * m.staged_blocks, sequence, begin);
-                store_release_block(ready + q, there ? THERE : NOT_THERE);
+            // One look a turn: a lane that waited in a loop of its own would hold up those whose chunks are there.
+            for (u32 q = lane; lane < POLLED_AT_ONCE && q < count;) {
+                const u32 found = look_for_chunk(m, first + q * m.staged_blocks, sequence, begin);
+                if (found == WAITING) {
+                    __nanosleep(100);
+                } else {
+                    store_release_block(ready + q, found);
+                    q += POLLED_AT_ONCE;
+                }
             }
             continue;
         }
