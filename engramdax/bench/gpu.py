@@ -109,6 +109,13 @@ class Contest:
             self.absent[name] = str(e)
             return None
 
+    def pin_copy(self) -> None:
+        """Have a peer's own copy of the table, where there is room for one."""
+        try:
+            self.on_host.pin_copy()
+        except EngramdaxError as e:
+            self.absent["torch index_select of pinned memory, copy"] = str(e)
+
     def open_lanes(self) -> None:
         """Have the CPU team take part from here on: its threads keep awake, which peers on the CPU are spared."""
         self.mixed = self.table.cuda()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 import warnings
 from typing import TYPE_CHECKING, Any, Final
@@ -11,6 +12,9 @@ import numpy as np
 
 from engramdax.bench.gpu_outcome import Series
 from engramdax.bench.gpu_peers import DIM, SCALES, SglangStaging, dequantise
+from engramdax.bench.scratch import available_bytes
+from engramdax.cuda.memory import PinnedMemory
+from engramdax.errors import BackingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +26,9 @@ STAGING_TOKENS: Final = 2048
 
 MEMCPY_ROWS: Final = 384
 """Of more rows, a copy for each is not timed."""
+
+LEFT_FREE: Final = 4 << 30
+"""Bytes of the host's memory that a second copy of the table leaves."""
 
 
 class HostPeers:
@@ -37,23 +44,46 @@ class HostPeers:
         self._heads = heads
         self._device_ptr = device_ptr
         self._float8 = table.row_bytes == DIM + SCALES
+        self._pinned: PinnedMemory | None = None
+
+    def pin_copy(self) -> None:
+        """Make a copy of the table in memory that CUDA has pinned, as torch's `pin_memory` does, which has 4 KiB pages.
+
+        BackingError where the host has no room for it, CudaError where the driver has none.
+        """
+        room = available_bytes()
+        if room < self._table.nbytes + LEFT_FREE:
+            raise BackingError(
+                f"{room >> 30} GiB of memory are free, a second copy of the table takes {self._table.nbytes >> 30}",
+                remedy="give a smaller --size",
+            )
+        self._pinned = PinnedMemory(self._table.nbytes)
+        self._pinned_tensor(self._pinned).copy_(self._pool_tensor())
+
+    def drop_copy(self) -> None:
+        """Give the copy's memory back."""
+        self._pinned = None
 
     def run(self, tokens: int, rounds: int) -> list[Series]:
         """Measure all of them at one number of tokens."""
-        found = [self._index_select(tokens, max(5, rounds // 10))]
+        found = [self._index_select("our pages", self._pool_tensor(), tokens, max(5, rounds // 10))]
+        if self._pinned is not None:
+            found[0].peer = False
+            copy = self._pinned_tensor(self._pinned)
+            found.append(self._index_select("pinned memory", copy, tokens, max(5, rounds // 10)))
         if self._float8 and tokens >= STAGING_TOKENS:
             found.append(self._staging(tokens, max(5, rounds // 10)))
         if tokens * self._heads <= MEMCPY_ROWS:
             found.append(self._copies(tokens, min(rounds, 50)))
         return found
 
-    def _index_select(self, tokens: int, rounds: int) -> Series:
+    def _index_select(self, where: str, table: Any, tokens: int, rounds: int) -> Series:
         """torch.index_select of whole rows into a pinned buffer, a copy to the GPU, and dequantising there.
 
         The ids come from the device, as they do for everybody else: a copy to the host and a wait.
         """
         torch = self._torch
-        rows = self._pool_tensor().view(-1, self._table.row_bytes)
+        rows = table.view(-1, self._table.row_bytes)
         staging = torch.empty((tokens * self._heads, self._table.row_bytes), dtype=torch.uint8, pin_memory=True)
         packed = torch.empty(staging.shape, dtype=torch.uint8, device="cuda")
         out = torch.empty((packed.shape[0], DIM), dtype=torch.bfloat16, device="cuda")
@@ -64,7 +94,7 @@ class HostPeers:
             if self._float8:
                 dequantise(torch, packed[:, :DIM], packed[:, DIM:], out)
 
-        return self._walled("torch index_select, copy", tokens, rounds, call, ids_on_host=False)
+        return self._walled(f"torch index_select of {where}, copy", tokens, rounds, call, ids_on_host=False)
 
     def _walled(
         self, name: str, tokens: int, rounds: int, call: Callable[[Any], None], *, ids_on_host: bool = True
@@ -85,7 +115,7 @@ class HostPeers:
 
     def _staging(self, tokens: int, rounds: int) -> Series:
         torch = self._torch
-        whole = self._pool_tensor()
+        whole = self._pool_tensor() if self._pinned is None else self._pinned_tensor(self._pinned)
         values = whole[: self._table.rows * DIM].view(-1, DIM)
         scales = whole[self._table.rows * DIM :].view(-1, SCALES)
         stage = SglangStaging(torch, values, scales)
@@ -114,3 +144,8 @@ class HostPeers:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it is read-only: nobody writes to it
             return self._torch.from_numpy(view)
+
+    def _pinned_tensor(self, pinned: PinnedMemory) -> Any:
+        """Give the copy's bytes as a tensor on the host, valid as long as `pinned`."""
+        memory = (ctypes.c_uint8 * self._table.nbytes).from_address(pinned.address)
+        return self._torch.frombuffer(memory, dtype=self._torch.uint8)

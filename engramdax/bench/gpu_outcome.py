@@ -18,6 +18,10 @@ class Series:
     wall: bool = False
     """Times are of the host's clock, since part of the work is the host's."""
 
+    peer: bool = True
+    """Whether ours are compared with it. Not so who reads our pool on the CPU though he has a copy of his own, too: a
+    program without a pool has no 2 MiB pages."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:

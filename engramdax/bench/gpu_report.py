@@ -120,10 +120,12 @@ def hold(plan: Plan, progress: Callable[[str], None]) -> Outcome:
         if wrong := contest.seams():
             raise CudaError(f"{wrong} bytes differ from what the CPU gathers")
         rounds = {n: plan.rounds or (ROUNDS if n < LARGE_TOKENS else LARGE_ROUNDS) for n in plan.tokens}
+        contest.pin_copy()
         on_the_host = {}
         for tokens in plan.tokens:
             progress(f"{tokens} tokens, peers on the host")
             on_the_host[tokens] = contest.on_host.run(tokens, rounds[tokens])
+        contest.on_host.drop_copy()
         progress("measuring the shares of the mix")
         contest.open_lanes()
         series: list[Series] = []
@@ -181,7 +183,7 @@ def best_peers(outcome: Outcome) -> dict[int, tuple[str, float]]:
     best: dict[int, tuple[str, float]] = {}
     for s in outcome.series:
         median = float(np.median(s.device_us))
-        if not s.contender.startswith(OURS) and median < best.get(s.tokens, ("", np.inf))[1]:
+        if s.peer and not s.contender.startswith(OURS) and median < best.get(s.tokens, ("", np.inf))[1]:
             best[s.tokens] = (s.contender, median)
     return best
 
@@ -285,6 +287,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
                 "rows": s.tokens * outcome.heads,
                 "contender": s.contender,
                 "wall": s.wall,
+                "peer": s.peer and not s.contender.startswith(OURS),
                 "calls": len(s.device_us),
                 "median_us": float(np.median(s.device_us)),
                 "p90_us": float(np.percentile(s.device_us, 90)),
