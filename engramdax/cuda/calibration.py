@@ -39,7 +39,7 @@ LONG_CALLS: Final = 4
 
 FROM_ROWS: Final = (128, 192, 256, 384, 512, 768, 1024, 1536, 3072)
 FIRST_LOCAL: Final = (0, 64, 128, 192, 256, 384, 512, 768)
-LOCAL_OF_64: Final = (0, 4, 6, 8, 10, 12, 14, 16, 20, 24, 32, 40)
+LOCAL_OF_64: Final = (0, 2, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40)
 GAIN: Final = 0.97
 """A mix has to be this much faster than the direct path to be taken."""
 

@@ -23,7 +23,7 @@ MIX_BYTES: Final = 4 << 30
 MIX_THREADS: Final = 4
 """With fewer threads, "auto" does not try the CPU's way."""
 
-SM_SHARE: Final = 1 / 16
+SM_SHARE: Final = 1 / 20
 """Of the GPU's multiprocessors, for blocks that copy rows of a mixed call, and wait for the CPU meanwhile: the work
 beside a gather keeps the rest."""
 
