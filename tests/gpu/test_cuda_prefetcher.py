@@ -48,6 +48,38 @@ def test_steps_that_follow_each_other_have_their_own_rows(two_layers, dtype):
         prefetcher.start(ids)
 
 
+@pytest.mark.parametrize("layers", ["aa", "ab", "aba", "abad", "da", "dd", "aadbb"])
+@pytest.mark.parametrize("captured", [False, True], ids=["plain", "captured"])
+def test_layers_may_share_lanes_or_have_none(two_layers, layers, captured):
+    """a and b have a lane each, which has one round in flight; d is read directly."""
+    (a, b), rows = two_layers
+    d = a.table.cuda(path="direct")
+    tables, wanted = {"a": a, "b": b, "d": d}, {"a": rows[0], "b": rows[1], "d": rows[0]}
+    prefetcher = engramdax.Prefetcher([tables[name] for name in layers], 1024, columns=24)
+    for tokens in (1024, 16, 200, 1):
+        ids = torch.zeros((tokens, len(layers), 24), device="cuda", dtype=torch.int32)
+        found: list[torch.Tensor] = []
+
+        def step(ids=ids, found=found):
+            prefetcher.start(ids)
+            found[:] = [prefetcher.rows(layer).clone() for layer in range(len(layers))]
+            prefetcher.finish()
+
+        run = step
+        if captured:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                step()
+            run = graph.replay
+        for _ in range(20):
+            ids.random_(0, ROWS)
+            run()
+            for layer, name in enumerate(layers):
+                assert torch.equal(found[layer], wanted[name][ids[:, layer].long()])
+    assert a.lane.counts()["busy_calls"] == b.lane.counts()["busy_calls"] == 0
+    prefetcher.close()
+
+
 def test_a_captured_step_reads_new_ids_at_each_replay(two_layers):
     tables, rows = two_layers
     prefetcher = engramdax.Prefetcher(tables, 256, columns=24)
