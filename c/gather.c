@@ -18,10 +18,14 @@ enum {
     MOST_CHUNK_BYTES = 28 << 10,
     LEAST_CHUNK_BYTES = 6 << 10,
     CHUNKS_PER_THREAD = 2,
-    // Per thread this much output is worth being woken for (16 cores, Xeon, DRAM: 8 to 12 threads are best near
-    // 400 rows of 264 bytes, all 16 from 1,000 on), and less than this no other thread at all.
-    BYTES_PER_THREAD = 12 << 10,
-    INLINE_BYTES = 40 << 10,
+    // Per thread this much output is worth being woken for (16 cores, Xeon, DRAM: of 264-byte rows 240 take 0.75 of the
+    // time of half as many threads, 384 0.77), and less than this no other thread at all.
+    BYTES_PER_THREAD = 6 << 10,
+    INLINE_BYTES = 12 << 10,
+    // Up to so much output is not worth calling workers who sleep for, unless more follows (there, 150 rows take half
+    // as
+    // long without them; 400 take 1.2 times as long, where they were asleep for 0.2 ms).
+    CALLING_BYTES = 80 << 10,
     FETCHED_EARLY = 24, // rows: one token's of DeepSeek-V4.1, as many as a core translates addresses for at once
     // Output that will not be read from the caches anyway goes past them, and is not read in first.
     STREAM_BYTES = 16 << 20,
@@ -223,15 +227,21 @@ static void do_chunk(void *context, uint64_t chunk)
     ed_fence(); // before the chunk counts as done
 }
 
+static uint64_t output_bytes(const struct ed_request *requests, uint64_t count)
+{
+    uint64_t bytes = 0;
+    for (uint64_t r = 0; r < count; r++)
+        bytes += requests[r].count * requests[r].table->row_bytes;
+    return bytes;
+}
+
 // Fill in a run; gives the number of threads that it is worth.
 static int plan(struct run *run, const struct ed_request *requests, uint64_t count, uint64_t *first_chunk)
 {
     *run = (struct run){
         .requests = requests, .count = count, .first_chunk = count == 1 ? run->single : first_chunk, .bad = UINT64_MAX};
     uint64_t *firsts = count == 1 ? run->single : first_chunk;
-    uint64_t bytes = 0;
-    for (uint64_t r = 0; r < count; r++)
-        bytes += requests[r].count * requests[r].table->row_bytes;
+    const uint64_t bytes = output_bytes(requests, count);
     const uint64_t worth = 1 + bytes / BYTES_PER_THREAD, limit = (uint64_t)ed_team_limit();
     const uint64_t threads = worth < limit ? worth : limit, share = bytes / threads / CHUNKS_PER_THREAD + 1;
     run->chunk_bytes = share < LEAST_CHUNK_BYTES  ? LEAST_CHUNK_BYTES
@@ -305,18 +315,22 @@ int ed_gather(const struct ed_request *requests, uint64_t count, int threads, in
 {
     if (count == 0)
         return ED_DONE;
-    if (count == 1 && engine == ED_TEAM && !requests->tokens &&
-        requests->count * requests->table->row_bytes <= INLINE_BYTES)
-        return gather_inline(requests);
     uint64_t *first_chunk = NULL;
     if (count > 1 && !(first_chunk = malloc((count + 1) * sizeof *first_chunk)))
         return ED_NO_MEMORY;
+    const uint64_t bytes = output_bytes(requests, count);
+    // Asked in any case: who gathers much now may gather little next.
+    const bool alone = bytes <= INLINE_BYTES || (!ed_team_use() && bytes <= CALLING_BYTES && threads <= 0);
+    if (alone && count == 1 && engine == ED_TEAM && !requests->tokens)
+        return gather_inline(requests);
     struct run run;
     const int worth = plan(&run, requests, count, first_chunk);
     for (uint64_t r = 0; r < count; r++)
         ed_table_count(requests[r].table, requests[r].count);
     const int limit = ed_team_limit();
-    threads = threads <= 0 ? worth : threads < limit ? threads : limit;
+    if (threads <= 0)
+        threads = alone && engine == ED_TEAM ? 1 : worth;
+    threads = threads < limit ? threads : limit;
     if (engine == ED_OPENMP) {
         for (uint64_t r = 0; r < count; r++)
             gather_openmp(&requests[r], &run, threads);
@@ -372,6 +386,7 @@ struct ed_pending *ed_gather_start(const struct ed_request *request, int threads
         return NULL;
     pending->request = *request;
     ed_table_count(request->table, request->count);
+    ed_team_use();
     const int worth = plan(&pending->run, &pending->request, 1, NULL);
     ed_guard_prepare();
     pending->job =

@@ -73,6 +73,7 @@ static _Atomic int system_limit;
 static _Atomic int spin_us = DEFAULT_SPIN_US;
 static _Atomic int64_t awake_until; // ns: until then the first so many workers spin
 static _Atomic uint32_t awake_workers;
+static _Atomic int64_t used; // ns: when there was last work to share
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 
 // Have a cell's line on its way here, to be written: several of them travel at once.
@@ -369,6 +370,13 @@ void ed_team_configure(int limit, int spin)
     atomic_store(&configured_limit, limit < 0 ? 0 : limit > ED_MAX_WORKERS ? ED_MAX_WORKERS : limit);
     if (spin >= 0)
         atomic_store(&spin_us, spin);
+}
+
+bool ed_team_use(void)
+{
+    const int64_t now = ed_now_ns(), last = atomic_load_explicit(&used, memory_order_relaxed);
+    atomic_store_explicit(&used, now, memory_order_relaxed);
+    return now - last < atomic_load_explicit(&spin_us, memory_order_relaxed) * 1000LL;
 }
 
 bool ed_team_start_thread(void *(*body)(void *), void *argument, const char *name)

@@ -60,6 +60,10 @@ int ed_team_limit(void);
 // (-1: leave it). Takes effect with the next job.
 void ed_team_configure(int limit, int spin_us);
 
+// Note that there is work to share; tell whether there was some less than spin_us ago. Where not, the workers sleep,
+// and calling them takes longer than little work does.
+bool ed_team_use(void);
+
 // Start a detached thread on the CPUs of the main thread's affinity, whatever the caller's own, with all signals
 // blocked but those that a fault raises; false where there is none to be had.
 bool ed_team_start_thread(void *(*body)(void *), void *argument, const char *name);

@@ -196,6 +196,72 @@ def test_an_idle_worker_sleeps_and_wakes_again(load: Callable, script: Callable)
     assert done.stdout == "SSS\n", done.stderr
 
 
+WORTH_SHARING, WORTH_CALLING_FOR = 200, 400
+"""Rows of 320 bytes: of the first, workers who are awake do a part; for the second, those who sleep are called, too."""
+
+
+@pytest.mark.parametrize(
+    ("calls", "shared"),
+    [
+        (f"gather(t, {WORTH_SHARING})", False),
+        (f"gather(t, {WORTH_CALLING_FOR})", True),
+        (f"gather(t, {WORTH_SHARING}, threads=2)", True),
+        (f"engramdax.gather_many([(t, ids[:{WORTH_SHARING}], None)] * 1)", False),
+        (f"engramdax.gather_many([(t, ids[:{WORTH_SHARING // 2}], None)] * 2)", False),
+        (f"engramdax.gather_many([(t, ids[:{WORTH_CALLING_FOR // 2}], None)] * 2)", True),
+        (f"gather(t, {WORTH_SHARING}); gather(t, {WORTH_SHARING})", True),
+        (f"gather(t, {WORTH_SHARING}); gather(t, 30); time.sleep(1); gather(t, {WORTH_SHARING})", False),
+        (f"gather(t, {WORTH_SHARING}); engramdax.gather_many([(t, ids[:{WORTH_SHARING}], None)])", True),
+        ("gather(t, 30); gather(t, 30)", False),
+        (f"gather(t, {WORTH_SHARING}); t.prefetch(ids[:10]).wait()", True),
+    ],
+)
+def test_workers_are_called_for_little_only_if_more_follows(load: Callable, script: Callable, calls: str, shared: bool):
+    done = script(
+        f"""
+        import os, sys, time, numpy as np, engramdax
+        engramdax.configure(threads=2, spin_us=500_000)
+        t = engramdax.open(sys.argv[1])["table0"]
+        ids = np.arange(2_000)
+        gather = lambda t, rows, **how: t.gather(ids[:rows], **how)
+        {calls}
+        tasks = [open(f"/proc/self/task/{{task}}/comm").read() for task in os.listdir("/proc/self/task")]
+        print("engramdax\\n" in tasks)
+        """,
+        load().path,
+    )
+    assert (done.stdout, done.stderr) == (f"{shared}\n", "")
+
+
+def test_little_work_calls_nobody_who_sleeps(load: Callable, script: Callable):
+    done = script(
+        f"""
+        import os, sys, time, numpy as np, engramdax
+        engramdax.configure(threads=3, spin_us=100)
+        t = engramdax.open(sys.argv[1])["table0"]
+        ids = np.arange(20_000)
+        def woken():
+            status = [open(f"/proc/self/task/{{task}}/status").read() for task in os.listdir("/proc/self/task")]
+            workers = [s for s in status if s.startswith("Name:\\tengramdax\\n")]
+            return sum(int(s.partition("\\nvoluntary_ctxt_switches:")[2].split()[0]) for s in workers)
+        t.gather(ids)
+        time.sleep(0.3)
+        before = woken()
+        for _ in range(5):
+            time.sleep(0.05)
+            t.gather(ids[:{WORTH_SHARING}])
+        little = woken() - before
+        for _ in range(5):
+            time.sleep(0.05)
+            t.gather(ids)
+        time.sleep(0.3)
+        print(before > 0, little, woken() - before > 0)
+        """,
+        load().path,
+    )
+    assert (done.stdout, done.stderr) == ("True 0 True\n", "")
+
+
 @pytest.mark.parametrize("threads", [0, -1])
 def test_a_call_with_no_threads_is_refused(load: Callable, threads: int):
     loaded = load(rows=10)
