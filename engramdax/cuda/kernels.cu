@@ -10,6 +10,103 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
+#ifdef __CUDACC__
+// What C++ has no words for, and PTX has. Who compiles this file for a CPU gives its own.
+
+struct Bf16 {
+    static __device__ __forceinline__ u32 pack(float low, float high)
+    {
+        u32 both;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+        return both;
+    }
+};
+
+struct Fp16 {
+    static __device__ __forceinline__ u32 pack(float low, float high)
+    {
+        u32 both;
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+        return both;
+    }
+};
+
+static __device__ __forceinline__ u32 load_acquire(const u32 *from)
+{
+    u32 value;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
+}
+
+static __device__ __forceinline__ void store_release(u64 *to, u64 value)
+{
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+}
+
+static __device__ __forceinline__ u32 load_acquire_block(const u32 *from)
+{
+    u32 value;
+    const u32 at = (u32)__cvta_generic_to_shared(from);
+    asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(value) : "r"(at) : "memory");
+    return value;
+}
+
+static __device__ __forceinline__ void store_release_block(u32 *to, u32 value)
+{
+    const u32 at = (u32)__cvta_generic_to_shared(to);
+    asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(at), "r"(value) : "memory");
+}
+
+static __device__ __forceinline__ u64 clock_ns()
+{
+    u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+
+// The kernel after this one may be put on the GPU: there it waits until this one is done.
+static __device__ __forceinline__ void let_next_begin()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Wait for the kernel before, where this one may have been started during it.
+static __device__ __forceinline__ void wait_for_last()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The shared memory that the kernel was launched with.
+static __device__ __forceinline__ uint4 *launched_shared()
+{
+    extern __shared__ uint4 parcels[];
+    return parcels;
+}
+
+// Begin to copy 16 bytes of the staging buffer to shared memory, past the first-level cache.
+static __device__ __forceinline__ void bring(uint4 *to, const uint4 *from)
+{
+    const u32 at = (u32)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+}
+
+// Wait until what this thread began to bring is there, for itself.
+static __device__ __forceinline__ void wait_for_brought()
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+// Let so many threads of this block meet, at a barrier of their own: the others never come by.
+static __device__ __forceinline__ void meet(u32 threads)
+{
+    asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
+}
+#endif
+
 struct Hot {
     const u64 *entries; // [buckets][16]: row id in the high half, place in `rows` in the low one
     const u8 *rows;     // [count][row_stride]
@@ -158,24 +255,6 @@ static __device__ __forceinline__ float from_e8m0(u32 byte)
 {
     return __uint_as_float(byte ? byte << 23 : 0x00400000u);
 }
-
-struct Bf16 {
-    static __device__ __forceinline__ u32 pack(float low, float high)
-    {
-        u32 both;
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-        return both;
-    }
-};
-
-struct Fp16 {
-    static __device__ __forceinline__ u32 pack(float low, float high)
-    {
-        u32 both;
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-        return both;
-    }
-};
 
 // dim values, then a scale for each 32 of them; dim is a multiple of 32, rows lie at multiples of 8 bytes.
 template <typename Half> struct Float8 {
@@ -342,55 +421,6 @@ static constexpr u32 POST_AT_ONCE = 4; // ids of a thread
 static constexpr u32 CHUNKS_AT_ONCE = 64, POLLED_AT_ONCE = 4;
 static constexpr u32 AT_ONCE = 4; // rows of a parcel that a warp turns into their form together
 static constexpr u32 WAITING = 0, THERE = 1, NOT_THERE = 2;
-
-static __device__ __forceinline__ u32 load_acquire(const u32 *from)
-{
-    u32 value;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
-    return value;
-}
-
-static __device__ __forceinline__ void store_release(u64 *to, u64 value)
-{
-    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
-}
-
-static __device__ __forceinline__ u32 load_acquire_block(const u32 *from)
-{
-    u32 value;
-    const u32 at = (u32)__cvta_generic_to_shared(from);
-    asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(value) : "r"(at) : "memory");
-    return value;
-}
-
-static __device__ __forceinline__ void store_release_block(u32 *to, u32 value)
-{
-    const u32 at = (u32)__cvta_generic_to_shared(to);
-    asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(at), "r"(value) : "memory");
-}
-
-static __device__ __forceinline__ u64 clock_ns()
-{
-    u64 now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    return now;
-}
-
-// The kernel after this one may be put on the GPU: there it waits until this one is done.
-static __device__ __forceinline__ void let_next_begin()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
-// Wait for the kernel before, where this one may have been started during it.
-static __device__ __forceinline__ void wait_for_last()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 
 // Whether nobody of the CPU works at the last round any more.
 static __device__ __forceinline__ bool is_finished(const Mix &m)
@@ -604,20 +634,6 @@ static __device__ __forceinline__ void copy_staged(const Gather &p, const Mix &m
         *(volatile u32 *)m.failed = 1;
 }
 
-// Begin to copy 16 bytes of the staging buffer to shared memory, past the first-level cache.
-static __device__ __forceinline__ void bring(uint4 *to, const uint4 *from)
-{
-    const u32 at = (u32)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
-}
-
-// Wait until what the lanes of this warp began to bring is there for all of them.
-static __device__ __forceinline__ void wait_for_brought()
-{
-    asm volatile("cp.async.wait_all;" ::: "memory");
-    __syncwarp();
-}
-
 // A parcel: copy the rows of the `rows` slots from `slot` on, which lie one after the other at `from` if their chunk came
 // in time: at a multiple of 16 bytes, and at a line where rows have a multiple of 8. So they cross PCIe in whole lines: a
 // row by itself asks for a part of one at either end, and for its scales once more.
@@ -634,6 +650,7 @@ static __device__ __forceinline__ void copy_parcel(const Gather &p, const Mix &m
         e = entry_of(p, m, slot + lane, &row);
     const u64 place = (u64)place_of(p, e.to);
     wait_for_brought();
+    __syncwarp(); // what the other lanes brought is there, too
     for (u32 first = 0; first < rows; first += AT_ONCE) {
         const u8 *sources[AT_ONCE];
         u8 *outs[AT_ONCE];
@@ -650,12 +667,6 @@ static __device__ __forceinline__ void copy_parcel(const Gather &p, const Mix &m
     __syncwarp(); // before the room is used again
 }
 
-// Let the first warp of this block and its copiers meet, at a barrier of their own: the other warps never come by.
-static __device__ __forceinline__ void meet(const Mix &m)
-{
-    asm volatile("bar.sync 1, %0;" ::"r"((1 + m.copiers) * WARP) : "memory");
-}
-
 // Copy the chunks of this block, of which number q is chunk `first + q * staged_blocks`. The first warp looks whether they
 // are there, a few at a time, since each look crosses PCIe; the copiers copy.
 //
@@ -667,15 +678,16 @@ static __device__ __forceinline__ void copy_chunks(const Gather &p, const Mix &m
                                                    u32 warp, u32 lane)
 {
     __shared__ u32 ready[CHUNKS_AT_ONCE];
-    extern __shared__ uint4 parcels[]; // [copiers][row_bytes]
+    uint4 *const parcels = launched_shared(); // [copiers][row_bytes]
     static_assert(CHUNK_UNIT == sizeof(uint4), "a parcel has as many uint4 as a row has bytes");
+    const u32 meeting = (1 + m.copiers) * WARP;
     const u64 begin = clock_ns();
     const u32 unit = m.by_parcels ? CHUNK_UNIT : 1, units = m.chunk_rows / unit; // rows of one, and units of a chunk
     for (u32 first = blockIdx.x; first < chunks; first += m.staged_blocks * CHUNKS_AT_ONCE) {
-        meet(m);
+        meet(meeting);
         if (threadIdx.x < CHUNKS_AT_ONCE)
             ready[threadIdx.x] = WAITING;
-        meet(m);
+        meet(meeting);
         const u32 left = (chunks - first + m.staged_blocks - 1) / m.staged_blocks;
         const u32 count = left < CHUNKS_AT_ONCE ? left : CHUNKS_AT_ONCE;
         if (warp == 0) {
