@@ -32,7 +32,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror c/*.c c/*.h udev/*.c udev/*.h
+	$(BIN)/clang-format --dry-run -Werror c/*.c c/*.h udev/*.c udev/*.h tests/cuda/emulator/*.cpp tests/cuda/emulator/*.h
 
 # The tests of everything that runs in C, under AddressSanitizer and UBSan.
 sanitize: $(VENV)/.test

@@ -11,7 +11,8 @@ typedef unsigned long long u64;
 typedef long long i64;
 
 #ifdef __CUDACC__
-// What C++ has no words for, and PTX has. Who compiles this file for a CPU gives its own.
+// What C++ has no words for, and PTX has. tests/cuda/emulator/device.h has the same for a CPU, on which tests run this
+// file.
 
 struct Bf16 {
     static __device__ __forceinline__ u32 pack(float low, float high)
