@@ -35,6 +35,9 @@ enum {
     MOST_COPIERS = 16,
     // Where fewer have room for a parcel, rows are so large that most of their lines are whole anyway.
     LEAST_COPIERS = 6,
+    // A warp copies so many hot rows at once. Blocks for these wait for nobody, and soon leave.
+    AT_ONCE = 4,
+    MOST_HOT_BLOCKS = 64,
 };
 
 static struct {
@@ -239,7 +242,7 @@ struct grid {
 
 // Plan how the blocks of a mix copy: how many there are, how many of them copy chunks, and by how many warps.
 static struct grid plan_blocks(struct ed_cuda_mix *m, const struct ed_cuda_lane *lane, uint64_t rows,
-                               uint64_t row_bytes)
+                               uint64_t row_bytes, bool hot)
 {
     const uint32_t chunks = (uint32_t)((rows + m->chunk_rows - 1) / m->chunk_rows);
     const uint64_t wanted = (rows + MIX_WARPS - 1) / MIX_WARPS; // a warp for each row
@@ -248,7 +251,10 @@ static struct grid plan_blocks(struct ed_cuda_mix *m, const struct ed_cuda_lane 
     m->staged_blocks = blocks < chunks ? blocks : chunks;
     m->by_parcels = parcels >= LEAST_COPIERS;
     m->copiers = m->by_parcels && parcels < MOST_COPIERS ? (uint32_t)parcels : MOST_COPIERS;
-    return (struct grid){blocks, m->by_parcels ? (uint32_t)(m->copiers * parcel_bytes(row_bytes)) : 0};
+    m->far_blocks = blocks;
+    const uint64_t for_hot = hot ? (rows + AT_ONCE * MIX_WARPS - 1) / (AT_ONCE * MIX_WARPS) : 0;
+    return (struct grid){blocks + (uint32_t)(for_hot < MOST_HOT_BLOCKS ? for_hot : MOST_HOT_BLOCKS),
+                         m->by_parcels ? (uint32_t)(m->copiers * parcel_bytes(row_bytes)) : 0};
 }
 
 // Let the lane know of a launch before it is made. One that is captured will come again, at times that nobody tells.
@@ -265,14 +271,14 @@ static void tell_lane(struct ed_cuda_lane *lane, uint64_t token, uint64_t stream
 }
 
 // What a launch of a mix of `rows` rows needs; ED_CUDA_TROUBLE if there is something to tell first.
-static int prepare_mix(struct ed_cuda_mix *m, const struct ed_cuda_lane *lane, uint64_t rows, uint64_t row_bytes,
-                       struct grid *grid)
+static int prepare_mix(struct ed_cuda_mix *m, const struct ed_cuda_lane *lane, uint64_t rows,
+                       const struct ed_cuda_gather *p, struct grid *grid)
 {
     *m = lane->mix;
     m->deadline_ns = lane->deadline_us * 1000ull + rows * lane->deadline_row;
-    m->chunk_rows = chunk_rows(lane, rows, row_bytes);
-    m->chunk_stride = (uint32_t)((m->chunk_rows * row_bytes + ED_LANE_ALIGN - 1) / ED_LANE_ALIGN * ED_LANE_ALIGN);
-    *grid = plan_blocks(m, lane, rows, row_bytes);
+    m->chunk_rows = chunk_rows(lane, rows, p->row_bytes);
+    m->chunk_stride = (uint32_t)((m->chunk_rows * p->row_bytes + ED_LANE_ALIGN - 1) / ED_LANE_ALIGN * ED_LANE_ALIGN);
+    *grid = plan_blocks(m, lane, rows, p->row_bytes, p->hot.buckets != 0);
     const bool trouble = *(const volatile uint32_t *)(uintptr_t)m->failed || ed_lane_troubled(lane->lane);
     return trouble ? ED_CUDA_TROUBLE : 0;
 }
@@ -282,17 +288,20 @@ static int launch_mix(struct ed_cuda_gather *p, const struct ed_cuda_route *rout
     struct ed_cuda_lane *lane = route->lane;
     struct ed_cuda_mix m;
     struct grid grid;
-    int result = prepare_mix(&m, lane, rows, p->row_bytes, &grid);
+    int result = prepare_mix(&m, lane, rows, p, &grid);
     if (result)
         return result;
     m.token = __atomic_add_fetch(&lane->token, 1, __ATOMIC_RELAXED);
     tell_lane(lane, m.token, stream);
     __typeof__(launch) *const follow = lane->early ? launch_early : launch;
     void *list[] = {p, &m};
-    if (rows <= FEW_ROWS) {
+    // Each look for a hot copy is a read of the GPU's memory, of which one block has few on their way.
+    const uint64_t few = p->hot.buckets ? MIX_BLOCK : FEW_ROWS;
+    const uint64_t rows_of_a_block = p->hot.buckets ? MIX_BLOCK : POST_AT_ONCE * MIX_BLOCK;
+    if (rows <= few) {
         result = launch(lane->post_few, 1, MIX_BLOCK, 0, list, stream);
     } else {
-        const uint64_t blocks = (rows + POST_AT_ONCE * MIX_BLOCK - 1) / (POST_AT_ONCE * MIX_BLOCK);
+        const uint64_t blocks = (rows + rows_of_a_block - 1) / rows_of_a_block;
         result = launch(lane->take, 1, 1, 0, list, stream);
         if (!result)
             result = follow(lane->post_many, (uint32_t)(blocks < POST_BLOCKS ? blocks : POST_BLOCKS), MIX_BLOCK, 0,
@@ -311,7 +320,7 @@ int ed_cuda_gather_host(const struct ed_cuda_gather *plan, const struct ed_cuda_
     struct ed_cuda_lane *lane = route->lane;
     struct ed_cuda_mix m;
     struct grid grid;
-    int result = prepare_mix(&m, lane, rows, p.row_bytes, &grid);
+    int result = prepare_mix(&m, lane, rows, &p, &grid);
     if (result)
         return result;
     // Both sides have to be done with the round before: the GPU may have given it up.

@@ -87,7 +87,7 @@ struct ed_cuda_mix {
     uint32_t capacity, chunk_rows, chunk_stride, first_local, local_of_64, staged_blocks;
     uint32_t host_rows, host_sequence;
     uint64_t consumed;
-    uint32_t copiers, by_parcels;
+    uint32_t copiers, by_parcels, far_blocks, spare;
 };
 
 // A lane as launches see it, and how they mix. What is not said to be fixed may change between launches.

@@ -31,6 +31,7 @@ from engramdax.pool.loader import Load, load_tables
 from engramdax.pool.pool import Pool
 from engramdax.pool.writer import Writer
 from engramdax.trace.counts import hot_rows
+from engramdax.trace.hotlist import HotList
 from engramdax.trace.tokens import Trace, read_traces
 
 if TYPE_CHECKING:
@@ -110,7 +111,8 @@ def hold(plan: Plan, progress: Callable[[str], None]) -> Outcome:
                 if plan.hot:
                     progress("counting the trace")
                     hot = hot_rows(hasher, LAYER, profiled, most=32 << 20, memory=64 << 30)
-                    writer.set_hot(TABLE, hot.row_ids, [(int(hot.row_ids.size), hot.share(hot.row_ids.size))])
+                    listed = HotList(hot, rows, np.array(layout.head_sizes(LAYER), np.int64))
+                    writer.set_hot(TABLE, hot.row_ids, listed.points())
                 stretch = hasher(rest.tokens, starts=rest.starts)[:, LAYER]
         with Pool(scratch.path) as pool:
             table, small = pool[TABLE], pool["small"]

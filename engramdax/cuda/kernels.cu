@@ -382,7 +382,8 @@ struct State {
     u32 sequence, misses, local, staged;
     u32 posted, left; // blocks
     u32 late;         // whether a chunk of this round was
-    u32 late_chunks, busy_calls, spare; // counts, for those who look
+    u32 late_chunks, busy_calls; // counts, for those who look
+    u32 near;
 };
 
 // A row that `post` has found for `mixed`; lane.py gives room for them.
@@ -393,6 +394,8 @@ struct Entry {
 
 struct Mix {
     State *state;
+    // `local`: rows of the pool from its begin on, and, from its end (row number `outer * out_columns` - 1) back, those
+    // that are near: hot ones and rows of zeros.
     Entry *local, *staged;
     int *ids; // the mailbox, and its message
     u64 *message, *begun; // `begun` tells the host that a launch is no longer in its queue
@@ -413,6 +416,8 @@ struct Mix {
     u64 *consumed;                // gets the sequence number when the round is over
     u32 copiers;    // warps of a staged block that copy, beside the one that looks for chunks; the others copy `local`
     u32 by_parcels; // whether they copy CHUNK_UNIT rows at a time, through shared memory
+    u32 far_blocks; // of `mixed`, the first: they copy rows of the pool, too, and others those that are near
+    u32 spare;
 };
 
 static constexpr u64 LATE = ~0ull;
@@ -510,7 +515,7 @@ static __device__ __forceinline__ const u8 *find_hot_alone(const Hot &hot, i64 r
 // Give each row of the call its way.
 template <bool MANY> static __device__ __forceinline__ void post(const Gather &p, const Mix &m)
 {
-    __shared__ u32 own_misses, own_local;
+    __shared__ u32 own_misses, own_local, own_near;
     __shared__ bool mine;
     const u32 lane = threadIdx.x % WARP;
     let_next_begin();
@@ -519,13 +524,14 @@ template <bool MANY> static __device__ __forceinline__ void post(const Gather &p
     if (threadIdx.x == 0) {
         if (blockIdx.x == 0)
             *(volatile u64 *)m.begun = m.token;
-        own_misses = own_local = 0;
+        own_misses = own_local = own_near = 0;
         mine = MANY ? *(volatile u64 *)&m.state->owner == m.token : take(m);
     }
     __syncthreads();
     if (!mine)
         return;
     u32 *const misses = MANY ? &m.state->misses : &own_misses, *const local = MANY ? &m.state->local : &own_local;
+    u32 *const near = MANY ? &m.state->near : &own_near;
     const u32 total = p.outer * p.out_columns, step = gridDim.x * blockDim.x;
     u32 hits = 0;
     for (u32 first = blockIdx.x * blockDim.x + threadIdx.x; first - lane < total; first += POST_AT_ONCE * step) {
@@ -553,12 +559,12 @@ template <bool MANY> static __device__ __forceinline__ void post(const Gather &p
                     staged = turn >= m.local_of_64 && slot < m.capacity;
                 }
             }
-            const u32 place = take_number(i < total && !staged, local, lane);
+            const u32 begin = take_number(miss && !staged, local, lane), end = take_number(i < total && !miss, near, lane);
             if (staged) {
                 m.staged[slot] = {from, i, 0};
                 m.ids[slot] = (int)row;
             } else if (i < total) {
-                m.local[place] = {from, i, 0};
+                m.local[miss ? begin : total - 1 - end] = {from, i, 0};
             }
         }
     }
@@ -578,7 +584,10 @@ template <bool MANY> static __device__ __forceinline__ void post(const Gather &p
         __threadfence_system();
     }
     const u32 staged = staged_of(m, MANY ? *(volatile u32 *)misses : own_misses);
-    m.state->local = MANY ? *(volatile u32 *)local : own_local;
+    if (!MANY) {
+        m.state->local = own_local;
+        m.state->near = own_near;
+    }
     m.state->staged = staged;
     m.state->misses = m.state->posted = 0;
     if (staged) {
@@ -724,8 +733,30 @@ static __device__ __forceinline__ void copy_chunks(const Gather &p, const Mix &m
     }
 }
 
+// Copy rows that are near, of which this is warp `number` of `warps`: several at once, since nobody waits for long.
+template <typename Form>
+static __device__ __forceinline__ void copy_near(const Gather &p, const Mix &m, u32 near, u32 number, u32 warps, u32 lane)
+{
+    const Entry *const last = m.local + (p.outer * p.out_columns - 1);
+    for (u32 first = number * AT_ONCE; first < near; first += warps * AT_ONCE) {
+        Entry e = {nullptr, 0, 0};
+        if (lane < AT_ONCE && first + lane < near)
+            e = *(last - (first + lane));
+        const u64 place = (u64)place_of(p, e.to);
+        const u8 *sources[AT_ONCE];
+        u8 *outs[AT_ONCE];
+#pragma unroll
+        for (u32 k = 0; k < AT_ONCE; k++) {
+            sources[k] = (const u8 *)__shfl_sync(~0u, (u64)e.from, k);
+            outs[k] = (u8 *)__shfl_sync(~0u, place, k);
+        }
+        emit_all<Form, Still>(p, sources, outs, near - first, lane);
+    }
+}
+
 // Copy a call's rows, or this block's share of them: in the first blocks one warp and the copiers those that come by way
-// of the CPU, all other warps those of the pool and hot ones. A call that did not get the lane reads all of them directly.
+// of the CPU, the other warps those of the pool; further blocks those that are near. A call that did not get the lane
+// reads all of them directly.
 template <typename Form> static __device__ __forceinline__ void mixed(const Gather &p, const Mix &m)
 {
     const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -733,6 +764,7 @@ template <typename Form> static __device__ __forceinline__ void mixed(const Gath
     const volatile State &state = *m.state;
     const u64 owner = state.owner; // all on their way at once
     const u32 posted = state.staged, posted_sequence = state.sequence, local = m.host_rows ? 0 : state.local;
+    const u32 near = m.host_rows ? 0 : state.near;
     const u32 staged = m.host_rows ? m.host_rows : posted, sequence = m.host_rows ? m.host_sequence : posted_sequence;
     if (!m.host_rows && owner != m.token) {
         if (p.base) {
@@ -746,18 +778,24 @@ template <typename Form> static __device__ __forceinline__ void mixed(const Gath
         return;
     }
     const u32 chunks = (staged + m.chunk_rows - 1) / m.chunk_rows, waiting = staged ? m.staged_blocks : 0;
-    const u32 others = MIX_WARPS - 1 - m.copiers, whole = gridDim.x - waiting; // warps of a waiting block; other blocks
     if (blockIdx.x < waiting && warp <= m.copiers) {
         copy_chunks<Form>(p, m, staged, chunks, sequence, warp, lane);
-    } else {
+    } else if (blockIdx.x < m.far_blocks) {
+        const u32 others = MIX_WARPS - 1 - m.copiers; // warps of a waiting block
+        const u32 warps = waiting * others + (m.far_blocks - waiting) * MIX_WARPS;
         const u32 number = blockIdx.x < waiting ? blockIdx.x * others + warp - 1 - m.copiers
                                                 : waiting * others + (blockIdx.x - waiting) * MIX_WARPS + warp;
         // One row at a time, of few warps: with four of each on their way, staged rows waited behind the translations of
         // these, and a gather took up to 1.4 times as long.
-        for (u32 i = number; i < local; i += waiting * others + whole * MIX_WARPS) {
+        for (u32 i = number; i < local; i += warps) {
             const Entry e = m.local[i];
             emit<Form, Still>(p, e.from, place_of(p, e.to), lane);
         }
+        if (gridDim.x == m.far_blocks)
+            copy_near<Form>(p, m, near, number, warps, lane);
+    } else {
+        const u32 number = (blockIdx.x - m.far_blocks) * MIX_WARPS + warp;
+        copy_near<Form>(p, m, near, number, (gridDim.x - m.far_blocks) * MIX_WARPS, lane);
     }
     __syncthreads();
     if (threadIdx.x)
@@ -767,7 +805,7 @@ template <typename Form> static __device__ __forceinline__ void mixed(const Gath
         return;
     __threadfence();
     const u64 free = *(volatile u32 *)&m.state->late ? LATE : 0;
-    m.state->late = m.state->left = m.state->local = m.state->staged = 0;
+    m.state->late = m.state->left = m.state->local = m.state->near = m.state->staged = 0;
     if (m.host_rows) {
         __threadfence_system();
         store_release(m.consumed, m.host_sequence);
