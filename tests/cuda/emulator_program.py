@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The emulator of tests/cuda/emulator, compiled: kernels.cu itself and c/cuda.c, for the CPU that there is."""
+"""The emulator of tests/cuda/emulator, compiled: kernels.cu and c/cuda.c themselves, for the CPU that there is.
+
+The CPU's side of a lane is either played (played_lane.cpp), so that all follows from a seed, or the real one of c/.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,11 @@ COMPILERS: Final = (("g++", "gcc"), ("clang++", "clang"), ("c++", "cc"))
 SANITIZERS: Final = "-fsanitize=alignment,bounds,shift"
 COMMON: Final = ("-O1", "-Wall", "-Wextra", SANITIZERS, "-fno-sanitize-recover=all", "-U_FORTIFY_SOURCE")
 CPP: Final = ("-std=c++17", "-fno-strict-aliasing", "-Wno-unknown-pragmas")
-C: Final = ("-std=c11", "-Ddlopen=open_this_program")
+C: Final = ("-std=c11", "-Wno-unknown-pragmas", "-Wno-source-uses-openmp", f"-I{ROOT / 'c'}")
+OWN_DRIVER: Final = "-Ddlopen=open_this_program"
+TEAM: Final = ("media", "team", "guard", "kernel", "hash", "gather", "lane")
+"""Units of c/ that lanes need."""
+
 LINK: Final = ("-rdynamic", SANITIZERS, "-ldl", "-lpthread")
 
 
@@ -34,7 +41,7 @@ def compilers() -> tuple[str, str] | None:
 
 
 class Emulator:
-    """Its units, compiled into a folder; `program` links them with kernels."""
+    """Its units, compiled into a folder; programs of it take a seed, a number of trials, and perhaps their kind."""
 
     def __init__(self, folder: Path) -> None:
         found = compilers()
@@ -42,20 +49,30 @@ class Emulator:
         self._cpp, self._c = found
         self._folder = folder
         units = [*sorted(HERE.glob("*.cpp")), ROOT / "c" / "cuda.c"]
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            objects = dict(zip(units, pool.map(self._compile, units), strict=True))
-        self._kernels = objects.pop(HERE / "kernels.cpp")
+        objects = dict(zip((unit.stem for unit in units), self._compile(units), strict=True))
+        self._kernels = objects.pop("kernels")
+        self._played, self._team = objects.pop("played_lane"), objects.pop("team_lane")
         self._others = list(objects.values())
 
-    def _compile(self, unit: Path) -> Path:
+    def _compile(self, units: list[Path]) -> list[Path]:
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            return list(pool.map(self._compile_one, units))
+
+    def _compile_one(self, unit: Path) -> Path:
         made = self._folder / f"{unit.stem}.o"
         language = [self._cpp, *CPP] if unit.suffix == ".cpp" else [self._c, *C]
-        _run([*language, *COMMON, "-Werror", "-c", str(unit), "-o", str(made)])
+        driver = [OWN_DRIVER] if unit.name == "cuda.c" else []
+        _run([*language, *COMMON, *driver, "-Werror", "-c", str(unit), "-o", str(made)])
         return made
 
     def program(self) -> Path:
         """Give the program with kernels.cu as it is."""
-        return self._link(self._kernels, "emulate")
+        return self._link("emulate", self._kernels, self._played)
+
+    def program_with_team(self) -> Path:
+        """Give the program with kernels.cu and c/lane.c as they are; what happens follows from no seed there."""
+        units = self._compile([ROOT / "c" / f"{name}.c" for name in TEAM])
+        return self._link("emulate_team", self._kernels, self._team, *units)
 
     def mutant(self, source: str) -> Path:
         """Give the program with other kernels."""
@@ -64,11 +81,11 @@ class Emulator:
         made = self._folder / "mutant.o"
         unit = str(HERE / "kernels.cpp")
         _run([self._cpp, *CPP, *COMMON, "-w", f'-DKERNELS="{text}"', "-c", unit, "-o", str(made)])
-        return self._link(made, "mutant")
+        return self._link("mutant", made, self._played)
 
-    def _link(self, kernels: Path, name: str) -> Path:
+    def _link(self, name: str, *objects: Path) -> Path:
         program = self._folder / name
-        _run([self._cpp, *map(str, self._others), str(kernels), *LINK, "-o", str(program)])
+        _run([self._cpp, *map(str, (*self._others, *objects)), *LINK, "-o", str(program)])
         return program
 
 

@@ -111,7 +111,9 @@ static void work(ed_lane *lane, Worker &worker)
     }
 }
 
-void play(ed_lane *lane, uint32_t pace, uint32_t late, uint32_t sleep_ns)
+const uint32_t MOST_LANE_THREADS = 64;
+
+void play(ed_lane *lane, const ed_lane_memory *, uint32_t pace, uint32_t late, uint32_t sleep_ns)
 {
     lane->pace = pace;
     lane->late = late;
@@ -149,7 +151,7 @@ ed_lane *ed_lane_open(const ed_lane_memory *memory, const ed_table *table, int t
     lane->table = table;
     lane->workers.resize((size_t)threads);
     lane->sequence = ED_LANE_SEQUENCE(lane->message());
-    play(lane, 1, 0, 0);
+    lane->pace = 1;
     return lane;
 }
 

@@ -13,7 +13,10 @@ extern "C" {
 
 // How it works: one step in `pace` does something, and who claims one chunk in `late` (0: none) sleeps for up to
 // `sleep_ns`, or until the GPU is idle.
-void play(struct ed_lane *lane, uint32_t pace, uint32_t late, uint32_t sleep_ns);
+void play(struct ed_lane *lane, const struct ed_lane_memory *memory, uint32_t pace, uint32_t late, uint32_t sleep_ns);
+
+// Threads of a lane, at most.
+extern const uint32_t MOST_LANE_THREADS;
 
 // Let a worker go on.
 void step(struct ed_lane *lane);

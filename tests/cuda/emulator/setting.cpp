@@ -174,11 +174,11 @@ void Setting::make_pinned()
 void Setting::make_lane()
 {
     lane.threads = kind == SHREDDED ? 64 : 1 + chance.below(chance.one_in(2) ? 4 : 64);
-    lane.lane = ed_lane_open(&pinned, &table, (int)lane.threads, false);
+    lane.lane = ed_lane_open(&pinned, &table, (int)std::min(lane.threads, MOST_LANE_THREADS), false);
     if (!lane.lane)
         fail("no lane can be opened");
     const uint32_t pace = 1 + chance.below(20), late = generous ? 0 : 1 + chance.below(kind == CONTENDED ? 2 : 8);
-    play(lane.lane, pace, late, SLEEP_NS);
+    play(lane.lane, &pinned, pace, late, SLEEP_NS);
     lane.take = address(kernel_named("take_lane"));
     lane.post_few = address(kernel_named("post_few"));
     lane.post_many = address(kernel_named("post_many"));
