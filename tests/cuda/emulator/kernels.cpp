@@ -16,7 +16,7 @@ extern "C" {
 static_assert(sizeof(Gather) == sizeof(struct ed_cuda_gather));
 static_assert(offsetof(Gather, hot) == offsetof(struct ed_cuda_gather, hot));
 static_assert(sizeof(Mix) == sizeof(struct ed_cuda_mix));
-static_assert(offsetof(Mix, by_parcels) == offsetof(struct ed_cuda_mix, by_parcels));
+static_assert(offsetof(Mix, far_blocks) == offsetof(struct ed_cuda_mix, far_blocks));
 static_assert(sizeof(Insert) == sizeof(struct ed_cuda_insert));
 
 // A form of rows that tells of each part that it writes, and may be interrupted before it reads or writes one.
@@ -89,6 +89,6 @@ void begin_state(uint8_t *state, uint64_t owner, uint32_t sequence)
 StateSeen look_at_state(const uint8_t *state)
 {
     const State &s = *(const State *)state;
-    const bool clean = !s.misses && !s.local && !s.staged && !s.posted && !s.left && !s.late;
+    const bool clean = !s.misses && !s.local && !s.near && !s.staged && !s.posted && !s.left && !s.late;
     return {s.owner, s.sequence, s.late_chunks, s.busy_calls, s.owner == LATE, clean};
 }

@@ -23,7 +23,7 @@ const uint32_t WIDTHS[] = {1,    2,    3,    7,    8,    15,   16,   17,   31,  
                            1008, 1023, 1024, 1025, 1040, 1792, 1793, 2048, 4096, 5120};
 
 const uint32_t UNIT = ED_LANE_CHUNK_UNIT, BUCKET = 16, ROWS_PER_BUCKET = 12;
-const uint32_t FEW_ROWS = 8192;   // of c/cuda.c: more have several blocks to post them
+const uint32_t FEW_ROWS = 8192;   // of c/cuda.c: more have several blocks to post them, whatever is hot
 const uint32_t SLEEP_NS = 60'000; // at most, of a worker or a thread of the GPU
 const uint64_t EMPTY = ~0ull;
 
