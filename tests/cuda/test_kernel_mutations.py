@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each single change of the list is caught by random trials on the emulated GPU (test_kernels_emulated.py).
 
-Some of them in each run, chosen at random: each wants the kernels compiled anew. ENGRAMDAX_MUTATIONS sets how many (6 if
-unset; 1000 for all), ENGRAMDAX_MUTATION_TRIALS bounds the search (1,000 if unset).
+Some of them in each run, chosen at random: each wants the kernels compiled anew. ENGRAMDAX_MUTATIONS sets how many
+(6 if unset; 1000 for all), ENGRAMDAX_MUTATION_TRIALS bounds the search (1,000 if unset).
 """
 
 from __future__ import annotations
