@@ -25,6 +25,7 @@ enum {
     MIX_BLOCK = 1024,
     MIX_WARPS = MIX_BLOCK / 32,
     POST_AT_ONCE = 4, // ids of a thread
+    AT_ONCE = 4,      // near rows of a warp
     // One block posts so many rows in a few turns; more blocks want a kernel before them that asks for the lane.
     FEW_ROWS = 8 * MIX_BLOCK,
     POST_BLOCKS = 64,
@@ -35,8 +36,7 @@ enum {
     MOST_COPIERS = 16,
     // Where fewer have room for a parcel, rows are so large that most of their lines are whole anyway.
     LEAST_COPIERS = 6,
-    // A warp copies so many hot rows at once. Blocks for these wait for nobody, and soon leave.
-    AT_ONCE = 4,
+    // Blocks for hot rows alone wait for nobody, and soon leave.
     MOST_HOT_BLOCKS = 64,
 };
 
@@ -240,7 +240,8 @@ struct grid {
     uint32_t blocks, shared_bytes;
 };
 
-// Plan how the blocks of a mix copy: how many there are, how many of them copy chunks, and by how many warps.
+// Plan how the blocks of a mix copy: how many there are, how many of them copy chunks, by how many warps, and how many
+// are for hot rows alone.
 static struct grid plan_blocks(struct ed_cuda_mix *m, const struct ed_cuda_lane *lane, uint64_t rows,
                                uint64_t row_bytes, bool hot)
 {

@@ -96,7 +96,7 @@ struct ed_cuda_lane {
     struct ed_lane *lane;
     uint64_t take, post_few, post_many; // kernels; fixed
     uint32_t from_rows, most_rows;      // calls of fewer or more rows are direct; most_rows is fixed
-    uint32_t blocks;                    // of the kernel that copies, at most
+    uint32_t blocks;                    // of the kernel that copies, at most, beside those for hot rows
     uint32_t shared_bytes;              // that one of them may have; 0 lets rows be copied one by one
     uint32_t threads;                   // of the CPU; fixed
     uint32_t deadline_us;               // for the chunks of a call, and

@@ -291,10 +291,11 @@ template <typename Half> struct Float8 {
     }
 };
 
-// Copy `count` rows, by a warp; where there is no row, zeros. All are read before any is written.
+// Copy the first `count` of COUNT rows, or all, by a warp; where there is no row, zeros. All are read before any is
+// written.
 template <typename Form, typename Memory, u32 COUNT>
-static __device__ __forceinline__ void emit_all(const Gather &p, const u8 *const (&rows)[COUNT], u8 *const (&outs)[COUNT],
-                                                u32 count, u32 lane)
+static __device__ __forceinline__ void emit_all(const Gather &p, const u8 *const (&rows)[COUNT],
+                                                u8 *const (&outs)[COUNT], u32 count, u32 lane)
 {
     for (u32 c = lane; c < Form::parts(p); c += WARP) {
         typename Form::Part part[COUNT];
@@ -311,7 +312,8 @@ static __device__ __forceinline__ void emit_all(const Gather &p, const u8 *const
     }
 }
 
-// Copy one row: every lane asks for its first two parts before it writes any, so rows of up to 1 KiB are one round trip.
+// Copy one row: every lane asks for its first two parts before it writes any, so rows of up to 1 KiB are one round
+// trip.
 template <typename Form, typename Memory>
 static __device__ __forceinline__ void emit(const Gather &p, const u8 *row, u8 *out, u32 lane)
 {
@@ -368,9 +370,10 @@ template <typename Form> static __device__ __forceinline__ void gather(const Gat
 
 FOR_EACH_FORM(GATHER)
 
-// The mix: a gather whose rows come on three ways. Hot rows and some of the pool's are copied by this kernel's own
-// warps (`local`), the others by the CPU team, through a lane (c/lane.h). Three kernels follow each other on the stream:
-// `take` asks for the lane, `post` divides the rows and sends the message (one kernel for few rows), `mixed` copies.
+// The mix: a gather whose rows come on three ways. Hot rows and rows of zeros are near; some of the pool's are read
+// directly (`local`); the others are staged: they come by way of the CPU team, through a lane (c/lane.h). Three kernels
+// follow each other on the stream: `take` asks for the lane, `post` divides the rows and sends the message (one kernel
+// for few rows), `mixed` copies.
 //
 // A lane has one round in flight, and belongs to the call whose token its owner word holds, from `take` until the last
 // block of `mixed` leaves. A call that finds it taken reads all its rows directly. Where a chunk did not come in time,
@@ -383,7 +386,7 @@ struct State {
     u32 posted, left; // blocks
     u32 late;         // whether a chunk of this round was
     u32 late_chunks, busy_calls; // counts, for those who look
-    u32 near;
+    u32 near;         // rows of this round, as `local` and `staged`
 };
 
 // A row that `post` has found for `mixed`; lane.py gives room for them.
@@ -414,18 +417,19 @@ struct Mix {
     // `mixed` then, and the host gives the lane to one call at a time.
     u32 host_rows, host_sequence; // 0: it is none
     u64 *consumed;                // gets the sequence number when the round is over
-    u32 copiers;    // warps of a staged block that copy, beside the one that looks for chunks; the others copy `local`
+    u32 copiers;    // warps of a staged block that copy, beside the one that looks for chunks; the others read directly
     u32 by_parcels; // whether they copy CHUNK_UNIT rows at a time, through shared memory
-    u32 far_blocks; // of `mixed`, the first: they copy rows of the pool, too, and others those that are near
+    u32 far_blocks; // of `mixed`, the first, staged ones among them: they copy the pool's rows, those behind near ones
     u32 spare;
 };
 
 static constexpr u64 LATE = ~0ull;
-static constexpr u32 CHUNK_UNIT = 16, FLAG_STRIDE = 16; // as in c/lane.h, and the next lines as in c/cuda.c
-static constexpr u32 MIX_BLOCK = 1024, MIX_WARPS = MIX_BLOCK / WARP;
-static constexpr u32 POST_AT_ONCE = 4; // ids of a thread
+static constexpr u32 CHUNK_UNIT = 16, FLAG_STRIDE = 16; // as in c/lane.h
+static constexpr u32 MIX_BLOCK = 1024, MIX_WARPS = MIX_BLOCK / WARP; // as in c/cuda.c
+static constexpr u32 POST_AT_ONCE = 4;                               // ids of a thread, as in c/cuda.c
 static constexpr u32 CHUNKS_AT_ONCE = 64, POLLED_AT_ONCE = 4;
-static constexpr u32 AT_ONCE = 4; // rows of a parcel that a warp turns into their form together
+// Rows of a parcel, or near ones, that a warp turns into their form together; as in c/cuda.c.
+static constexpr u32 AT_ONCE = 4;
 static constexpr u32 WAITING = 0, THERE = 1, NOT_THERE = 2;
 
 // Whether nobody of the CPU works at the last round any more.
@@ -559,7 +563,8 @@ template <bool MANY> static __device__ __forceinline__ void post(const Gather &p
                     staged = turn >= m.local_of_64 && slot < m.capacity;
                 }
             }
-            const u32 begin = take_number(miss && !staged, local, lane), end = take_number(i < total && !miss, near, lane);
+            const u32 begin = take_number(miss && !staged, local, lane);
+            const u32 end = take_number(i < total && !miss, near, lane);
             if (staged) {
                 m.staged[slot] = {from, i, 0};
                 m.ids[slot] = (int)row;
@@ -644,9 +649,9 @@ static __device__ __forceinline__ void copy_staged(const Gather &p, const Mix &m
         *(volatile u32 *)m.failed = 1;
 }
 
-// A parcel: copy the rows of the `rows` slots from `slot` on, which lie one after the other at `from` if their chunk came
-// in time: at a multiple of 16 bytes, and at a line where rows have a multiple of 8. So they cross PCIe in whole lines: a
-// row by itself asks for a part of one at either end, and for its scales once more.
+// A parcel: copy the rows of the `rows` slots from `slot` on, which lie one after the other at `from` if their chunk
+// came in time: at a multiple of 16 bytes, and at a line where rows have a multiple of 8. So they cross PCIe in whole
+// lines: a row by itself asks for a part of one at either end, and for its scales once more.
 template <typename Form>
 static __device__ __forceinline__ void copy_parcel(const Gather &p, const Mix &m, u32 slot, u32 rows, const u8 *from,
                                                    uint4 *room, u32 lane)
@@ -677,12 +682,12 @@ static __device__ __forceinline__ void copy_parcel(const Gather &p, const Mix &m
     __syncwarp(); // before the room is used again
 }
 
-// Copy the chunks of this block, of which number q is chunk `first + q * staged_blocks`. The first warp looks whether they
-// are there, a few at a time, since each look crosses PCIe; the copiers copy.
+// Copy the chunks of this block, of which number q is chunk `first + q * staged_blocks`. The first warp looks whether
+// they are there, a few at a time, since each look crosses PCIe; the copiers copy.
 //
 // Loads of the staging buffer are plain ones, by parcels past the first-level cache. More is not needed: the flag was
-// acquired for the system, the word in shared memory for the block. Loads that ask for fresh bytes each (ld.cv) take much
-// longer (docs/performance.md).
+// acquired for the system, the word in shared memory for the block. Loads that ask for fresh bytes each (ld.cv) take
+// much longer (docs/performance.md).
 template <typename Form>
 static __device__ __forceinline__ void copy_chunks(const Gather &p, const Mix &m, u32 staged, u32 chunks, u32 sequence,
                                                    u32 warp, u32 lane)
@@ -733,9 +738,11 @@ static __device__ __forceinline__ void copy_chunks(const Gather &p, const Mix &m
     }
 }
 
-// Copy rows that are near, of which this is warp `number` of `warps`: several at once, since nobody waits for long.
+// Copy this warp's share of the `near` rows that are near, as number `number` of `warps`: several at once, since the
+// GPU's own memory answers soon.
 template <typename Form>
-static __device__ __forceinline__ void copy_near(const Gather &p, const Mix &m, u32 near, u32 number, u32 warps, u32 lane)
+static __device__ __forceinline__ void copy_near(const Gather &p, const Mix &m, u32 near, u32 number, u32 warps,
+                                                 u32 lane)
 {
     const Entry *const last = m.local + (p.outer * p.out_columns - 1);
     for (u32 first = number * AT_ONCE; first < near; first += warps * AT_ONCE) {
@@ -754,9 +761,9 @@ static __device__ __forceinline__ void copy_near(const Gather &p, const Mix &m, 
     }
 }
 
-// Copy a call's rows, or this block's share of them: in the first blocks one warp and the copiers those that come by way
-// of the CPU, the other warps those of the pool; further blocks those that are near. A call that did not get the lane
-// reads all of them directly.
+// Copy this block's share of a call's rows: in the first blocks one warp and the copiers those that come by way of the
+// CPU, the other warps those that are read directly; further blocks, or where there are none these warps, too, those
+// that are near. A call that did not get the lane reads all of them directly.
 template <typename Form> static __device__ __forceinline__ void mixed(const Gather &p, const Mix &m)
 {
     const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -785,8 +792,8 @@ template <typename Form> static __device__ __forceinline__ void mixed(const Gath
         const u32 warps = waiting * others + (m.far_blocks - waiting) * MIX_WARPS;
         const u32 number = blockIdx.x < waiting ? blockIdx.x * others + warp - 1 - m.copiers
                                                 : waiting * others + (blockIdx.x - waiting) * MIX_WARPS + warp;
-        // One row at a time, of few warps: with four of each on their way, staged rows waited behind the translations of
-        // these, and a gather took up to 1.4 times as long.
+        // One row at a time, of few warps: with four of each on their way, staged rows waited behind the translations
+        // of these, and a gather took up to 1.4 times as long.
         for (u32 i = number; i < local; i += warps) {
             const Entry e = m.local[i];
             emit<Form, Still>(p, e.from, place_of(p, e.to), lane);
