@@ -18,13 +18,12 @@ enum {
     MOST_CHUNK_BYTES = 28 << 10,
     LEAST_CHUNK_BYTES = 6 << 10,
     CHUNKS_PER_THREAD = 2,
-    // Per thread this much output is worth being woken for (16 cores, Xeon, DRAM: of 264-byte rows 240 take 0.75 of the
-    // time of half as many threads, 384 0.77), and less than this no other thread at all.
+    // For each so much output one more thread (16 cores, Xeon, DRAM: of 264-byte rows 240 take 0.75 of the time of half
+    // as many threads, 384 0.77), and up to so much none but the caller.
     BYTES_PER_THREAD = 6 << 10,
     INLINE_BYTES = 12 << 10,
-    // Up to so much output is not worth calling workers who sleep for, unless more follows (there, 150 rows take half
-    // as
-    // long without them; 400 take 1.2 times as long, where they were asleep for 0.2 ms).
+    // Up to so much output is not worth calling workers who sleep, unless other work came just before (there, 150 rows
+    // take half as long without them; 400 take 1.2 times as long, where they were asleep for 0.2 ms).
     CALLING_BYTES = 80 << 10,
     FETCHED_EARLY = 24, // rows: one token's of DeepSeek-V4.1, as many as a core translates addresses for at once
     // Output that will not be read from the caches anyway goes past them, and is not read in first.
@@ -319,7 +318,7 @@ int ed_gather(const struct ed_request *requests, uint64_t count, int threads, in
     if (count > 1 && !(first_chunk = malloc((count + 1) * sizeof *first_chunk)))
         return ED_NO_MEMORY;
     const uint64_t bytes = output_bytes(requests, count);
-    // Asked in any case: who gathers much now may gather little next.
+    // Asked first, also where much is gathered: little may follow.
     const bool alone = bytes <= INLINE_BYTES || (!ed_team_use() && bytes <= CALLING_BYTES && threads <= 0);
     if (alone && count == 1 && engine == ED_TEAM && !requests->tokens)
         return gather_inline(requests);

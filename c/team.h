@@ -57,11 +57,11 @@ bool ed_team_forked(void);
 int ed_team_limit(void);
 
 // Set the limit (0: as the system says) and how many microseconds an idle worker spins before it sleeps
-// (-1: leave it). Takes effect with the next job.
+// (-1: leave it), which is also how long ed_team_use() remembers. Takes effect with the next job.
 void ed_team_configure(int limit, int spin_us);
 
-// Note that there is work to share; tell whether there was some less than spin_us ago. Where not, the workers sleep,
-// and calling them takes longer than little work does.
+// Note that there is work to share; tell whether there was some less than spin_us ago. Where not, the workers may
+// sleep, and calling them takes longer than little work does. Thread-safe.
 bool ed_team_use(void);
 
 // Start a detached thread on the CPUs of the main thread's affinity, whatever the caller's own, with all signals

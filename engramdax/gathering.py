@@ -158,9 +158,11 @@ def configure(*, threads: int | None = None, spin_us: int | None = None, linger_
 
     threads: the most that work at once, callers included; None means ENGRAMDAX_THREADS, or the CPUs that
     the process may use (affinity, cgroup quota). spin_us: how long an idle worker spins before it sleeps,
-    in microseconds; None leaves it (ENGRAMDAX_SPIN_US, 100). linger_us: the same, of those who may take part,
-    after a gather for the GPU (ENGRAMDAX_LINGER_US, 20,000): meanwhile they leave their CPU to whoever wants it.
-    Spinning answers faster and burns cores.
+    in microseconds; None leaves it (ENGRAMDAX_SPIN_US, 100). Gathers of 12 to 80 KiB that set no threads of their own
+    are shared out only if another of more than 12 KiB began within that time; else their caller does all of it, and
+    with 0 always. linger_us: how long those who may take part stay awake after a gather for the GPU
+    (ENGRAMDAX_LINGER_US, 20,000): meanwhile they leave their CPU to whoever wants it. Spinning answers faster and
+    burns cores.
     """
     spin_us = _microseconds("spin_us", spin_us)
     linger_us = _microseconds("linger_us", linger_us)
