@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from engramdax.bench.gpu_host_peers import HostPeers
+from engramdax.bench.gpu_host_peers import OF_PINNED_MEMORY, HostPeers
 from engramdax.bench.gpu_outcome import Series, Step
 from engramdax.bench.gpu_peers import DIM, SCALES, VllmLookup, sglang_gather
 from engramdax.cuda.memory import View
@@ -110,11 +110,11 @@ class Contest:
             return None
 
     def pin_copy(self) -> None:
-        """Have a peer's own copy of the table, where there is room for one."""
+        """Give the peers on the host a copy of the table of their own, where there is room for one."""
         try:
             self.on_host.pin_copy()
         except EngramdaxError as e:
-            self.absent["torch index_select of pinned memory, copy"] = str(e)
+            self.absent[OF_PINNED_MEMORY] = str(e)
 
     def open_lanes(self) -> None:
         """Have the CPU team take part from here on: its threads keep awake, which peers on the CPU are spared."""

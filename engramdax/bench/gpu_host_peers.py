@@ -27,6 +27,9 @@ STAGING_TOKENS: Final = 2048
 MEMCPY_ROWS: Final = 384
 """Of more rows, a copy for each is not timed."""
 
+OF_OUR_PAGES: Final = "torch index_select of our pages, copy"
+OF_PINNED_MEMORY: Final = "torch index_select of pinned memory, copy"
+
 LEFT_FREE: Final = 4 << 30
 """Bytes of the host's memory that a second copy of the table leaves."""
 
@@ -66,18 +69,18 @@ class HostPeers:
 
     def run(self, tokens: int, rounds: int) -> list[Series]:
         """Measure all of them at one number of tokens."""
-        found = [self._index_select("our pages", self._pool_tensor(), tokens, max(5, rounds // 10))]
+        found = [self._index_select(OF_OUR_PAGES, self._pool_tensor(), tokens, max(5, rounds // 10))]
         if self._pinned is not None:
             found[0].peer = False
             copy = self._pinned_tensor(self._pinned)
-            found.append(self._index_select("pinned memory", copy, tokens, max(5, rounds // 10)))
+            found.append(self._index_select(OF_PINNED_MEMORY, copy, tokens, max(5, rounds // 10)))
         if self._float8 and tokens >= STAGING_TOKENS:
             found.append(self._staging(tokens, max(5, rounds // 10)))
         if tokens * self._heads <= MEMCPY_ROWS:
             found.append(self._copies(tokens, min(rounds, 50)))
         return found
 
-    def _index_select(self, where: str, table: Any, tokens: int, rounds: int) -> Series:
+    def _index_select(self, name: str, table: Any, tokens: int, rounds: int) -> Series:
         """torch.index_select of whole rows into a pinned buffer, a copy to the GPU, and dequantising there.
 
         The ids come from the device, as they do for everybody else: a copy to the host and a wait.
@@ -94,7 +97,7 @@ class HostPeers:
             if self._float8:
                 dequantise(torch, packed[:, :DIM], packed[:, DIM:], out)
 
-        return self._walled(f"torch index_select of {where}, copy", tokens, rounds, call, ids_on_host=False)
+        return self._walled(name, tokens, rounds, call, ids_on_host=False)
 
     def _walled(
         self, name: str, tokens: int, rounds: int, call: Callable[[Any], None], *, ids_on_host: bool = True

@@ -19,8 +19,8 @@ class Series:
     """Times are of the host's clock, since part of the work is the host's."""
 
     peer: bool = True
-    """Whether ours are compared with it. Not so who reads our pool on the CPU though he has a copy of his own, too: a
-    program without a pool has no 2 MiB pages."""
+    """Whether a contender that is not ours is one that ours are compared with. False of torch on our pool's pages where
+    it is measured on a copy of its own, too: a program without a pool has no 2 MiB pages."""
 
 
 @dataclass(frozen=True, slots=True)
