@@ -34,13 +34,6 @@ Call::Call(Memory &memory, const Rows &rows, std::vector<int64_t> wanted_rows, u
     before.assign(out, out + bytes());
 }
 
-Call::Call(const Rows &rows, std::vector<int64_t> wanted_rows, uint8_t *out)
-    : rows(rows), wanted(std::move(wanted_rows)), columns(1), outer((uint32_t)wanted.size()),
-      column_stride(rows.out_bytes()), outer_stride(rows.out_bytes()), out(out), noted(wanted.size() * rows.parts()),
-      before(out, out + bytes())
-{
-}
-
 bool Call::note(const uint8_t *row, uint32_t part)
 {
     if (row < out || row >= out + bytes())

@@ -43,9 +43,6 @@ class Call
     // `wanted`: a row or -1 for each place, `columns` of them side by side.
     Call(Memory &memory, const Rows &rows, std::vector<int64_t> wanted, uint32_t columns);
 
-    // A call whose rows lie dense at `out`, one below the other.
-    Call(const Rows &rows, std::vector<int64_t> wanted, uint8_t *out);
-
     // Note that part `part` of the row at `row` is written, once; false if it is no row of this call.
     bool note(const uint8_t *row, uint32_t part);
 
