@@ -91,6 +91,11 @@ MUTATIONS = (
     Mutation("rows that could not be had, and nobody told", LATE, ""),
     Mutation("no wait for the kernel that takes the lane", "    if (MANY)\n        wait_for_last();\n", "", "large"),
     Mutation("no wait for the kernel that posts", "    wait_for_last();\n    const volatile", "    const volatile"),
+    # Rows that are near: hot ones and zeros.
+    Mutation("near rows of the call before", "m.state->local = m.state->near =", "m.state->local =", "large"),
+    Mutation("near rows not copied where they have no blocks", "if (gridDim.x == m.far_blocks)", "if (!gridDim.x)"),
+    Mutation("near rows listed over those of the pool", "begin : total - 1 - end]", "begin : end]"),
+    Mutation("a step that leaves out near rows", "first += warps * AT_ONCE", "first += (warps + 1) * AT_ONCE"),
     # Hot rows, heads and columns.
     Mutation(
         "a hot row not looked for in further buckets",
