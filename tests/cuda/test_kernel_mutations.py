@@ -2,7 +2,7 @@
 """Each single change of the list is caught by random trials on the emulated GPU (test_kernels_emulated.py).
 
 Some of them in each run, chosen at random: each wants the kernels compiled anew. ENGRAMDAX_MUTATIONS sets how many
-(6 if unset; 1000 for all), ENGRAMDAX_MUTATION_TRIALS bounds the search (1,000 if unset).
+(3 if unset; 1000 for all), ENGRAMDAX_MUTATION_TRIALS bounds the search (1,000 if unset).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from emulator_program import KERNELS, Emulator, compilers
 from kernel_mutations import MUTATIONS
 
 TRIALS = os.environ.get("ENGRAMDAX_MUTATION_TRIALS", "1000")
-COUNT = min(int(os.environ.get("ENGRAMDAX_MUTATIONS", "6")), len(MUTATIONS))
+COUNT = min(int(os.environ.get("ENGRAMDAX_MUTATIONS", "3")), len(MUTATIONS))
 
 
 @pytest.mark.slow
