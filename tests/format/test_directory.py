@@ -303,6 +303,7 @@ def nodes(value: Any) -> list[tuple[Any, Any]]:
     return [pair for key in keys for pair in [(value, key), *nodes(value[key])]]
 
 
+@pytest.mark.unsanitized  # none of it is in C
 @settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])  # the first draw builds tables
 @given(data=st.data())
 def test_any_payload_under_right_checksums_is_a_directory_or_a_format_error(data: st.DataObject) -> None:
