@@ -34,6 +34,5 @@ void ed_count(const int64_t *ids, uint64_t tokens, uint64_t stride, uint32_t col
         return;
     const struct run run = {ids, tokens, stride, first_row, counters};
     struct ed_job job = {.run = count_column, .context = (void *)&run, .chunks = columns};
-    ed_team_post(&job, ed_team_limit() - 1);
-    ed_team_wait(&job);
+    ed_team_run(&job, ed_team_limit() - 1);
 }

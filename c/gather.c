@@ -337,8 +337,7 @@ int ed_gather(const struct ed_request *requests, uint64_t count, int threads, in
         ed_guard_prepare();
         struct ed_job job = {.run = do_chunk, .context = &run, .chunks = (uint32_t)run.first_chunk[count]};
         // The caller does one chunk at least.
-        ed_team_post(&job, threads <= (int)job.chunks ? threads - 1 : (int)job.chunks - 1);
-        ed_team_wait(&job);
+        ed_team_run(&job, threads <= (int)job.chunks ? threads - 1 : (int)job.chunks - 1);
     }
     const int outcome = conclude(&run);
     free(first_chunk);

@@ -310,8 +310,7 @@ int64_t ed_hash(const struct ed_hasher *hasher, const struct ed_token_batch *bat
         .context = &run,
         .chunks = (uint32_t)((batch->count + run.tokens_per_chunk - 1) / run.tokens_per_chunk),
     };
-    ed_team_post(&job, threads - 1);
-    ed_team_wait(&job);
+    ed_team_run(&job, threads - 1);
     const uint64_t bad = atomic_load(&run.bad);
     return bad == UINT64_MAX ? -1 : (int64_t)bad;
 }

@@ -19,7 +19,6 @@ enum {
     CELLS = 64,
     // Two call two each, and so on: the caller pays for two wake-ups, not for all.
     CALLED_AT_ONCE = 2,
-    FETCHED_AHEAD = 4, // lines of cells
     SPINS_BETWEEN_CLOCKS = 32,
     DEFAULT_SPIN_US = 100,
     // How often an awake worker looks at a job before it takes the place of another that does not come.
@@ -49,7 +48,8 @@ struct cell {
 };
 
 struct slot {
-    // Written before the words that open them to claims, and left alone until all claimed chunks are done.
+    // Written before the words that open them to claims, and left alone until all claimed chunks are done. Where the
+    // next job has the same they are not written: workers keep the line.
     _Alignas(128) ed_chunk_function run;
     _Atomic(void *) context;
     _Atomic uint32_t cells; // of the job; the first is the caller's
@@ -58,9 +58,12 @@ struct slot {
 };
 
 static struct slot slots[SLOTS];
-static _Atomic uint64_t taken;  // slots that have an owner
-static _Atomic uint64_t posted; // slots that workers look at
-static _Atomic int workers;
+// Slots that workers look at, all that were ever used: on a line that is hardly ever written, since all of them read it
+// without end. They see a job by the cell that is theirs, which is the one line of a job that each has to wait for. A
+// place that nobody had when its job ended is taken by whoever comes by, who finds no chunk there.
+static _Alignas(128) _Atomic uint64_t posted;
+static _Alignas(128) _Atomic uint64_t taken; // slots that have an owner; written twice in each call
+static _Alignas(128) _Atomic int workers;
 // What each worker sleeps on: a futex that counts the calls to it, on a line of its own.
 static struct {
     _Alignas(64) _Atomic uint32_t calls;
@@ -75,16 +78,6 @@ static _Atomic int64_t awake_until; // ns: until then the first so many workers 
 static _Atomic uint32_t awake_workers;
 static _Atomic int64_t used; // ns: when there was last work to share
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
-
-// Have a cell's line on its way here, to be written: several of them travel at once.
-static inline void fetch_to_write(const struct cell *cell)
-{
-#if defined(__x86_64__)
-    __asm__ volatile("prefetchw %0" : : "m"(*(const char *)cell));
-#else
-    __builtin_prefetch(cell, 1);
-#endif
-}
 
 // Take a chunk of a cell; false where there is none left.
 static bool claim(struct cell *cell, uint32_t *chunk)
@@ -178,6 +171,12 @@ static bool is_taken(unsigned s, uint32_t place)
     return atomic_load_explicit(&slots[s].cell[place].taken, memory_order_relaxed);
 }
 
+// Whether there may be a job: of a slot without one, the cells are left alone.
+static bool has_owner(unsigned s)
+{
+    return atomic_load_explicit(&taken, memory_order_relaxed) >> s & 1;
+}
+
 static bool anybody_sleeps(void)
 {
     uint64_t any = 0;
@@ -208,7 +207,7 @@ static bool call_one_of(uint32_t among)
 static void call_helpers(unsigned s)
 {
     const struct ring ring = ring_of(s);
-    const bool only = atomic_load(&posted) == 1ull << s;
+    const bool only = atomic_load(&taken) == 1ull << s;
     int called = 0;
     for (uint32_t place = 1; place < ring.cells && place <= ring.among && called < CALLED_AT_ONCE; place++) {
         const uint32_t worker = worker_at(&ring, place);
@@ -224,7 +223,7 @@ static void call_helpers(unsigned s)
 // where they call the rest for both, and for their own places.
 static void call_for_all(void)
 {
-    for (uint64_t open = atomic_load(&posted); open; open &= open - 1)
+    for (uint64_t open = atomic_load(&posted) & atomic_load(&taken); open; open &= open - 1)
         call_helpers((unsigned)__builtin_ctzll(open));
 }
 
@@ -252,19 +251,21 @@ static bool help(uint32_t self, bool patient)
 {
     bool helped = false;
     const uint64_t open = atomic_load_explicit(&posted, memory_order_acquire);
-    for (unsigned i = 0; i < SLOTS && open; i++) {
-        const unsigned s = (self * 7 + i) % SLOTS; // begin at different jobs
-        if (!(open >> s & 1))
-            continue;
+    const unsigned first = self * 7 % SLOTS; // begin at different jobs
+    uint64_t turned = open >> first | open << (SLOTS - first) % SLOTS;
+    for (; turned; turned &= turned - 1) {
+        const unsigned s = ((unsigned)__builtin_ctzll(turned) + first) % SLOTS;
         struct slot *slot = &slots[s];
-        // Its lines come from the caller's cache: on their way while a place is taken.
-        const char *context = atomic_load_explicit(&slot->context, memory_order_relaxed);
-        __builtin_prefetch(context);
-        __builtin_prefetch(context + 64);
         const struct ring ring = ring_of(s);
         uint32_t place = place_of(&ring, self);
+        if (place && !is_taken(s, place)) {
+            // The lines of the work come from the caller's cache: on their way while the place is taken.
+            const char *context = atomic_load_explicit(&slot->context, memory_order_relaxed);
+            __builtin_prefetch(context);
+            __builtin_prefetch(context + 64);
+        }
         const bool own = place && take(&slot->cell[place]);
-        if (!own && (patient || !find_place(slot, true, &place)))
+        if (!own && (patient || !has_owner(s) || !find_place(slot, true, &place)))
             continue;
         atomic_store(&beds[self].busy, true);
         if (anybody_sleeps())
@@ -280,7 +281,7 @@ static bool help(uint32_t self, bool patient)
 
 static bool claimable(void)
 {
-    for (uint64_t open = atomic_load(&posted); open; open &= open - 1) {
+    for (uint64_t open = atomic_load(&posted) & atomic_load(&taken); open; open &= open - 1) {
         uint32_t place;
         if (find_place(&slots[__builtin_ctzll(open)], false, &place))
             return true;
@@ -312,6 +313,7 @@ static void *work(void *argument)
         }
         const uint32_t seen = atomic_load(&beds[self].calls);
         atomic_fetch_or(&sleeping[word], bit);
+        atomic_thread_fence(memory_order_seq_cst); // either its post sees that this one sleeps, or this one the job
         if (!claimable())
             syscall(SYS_futex, &beds[self].calls, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
         atomic_fetch_and(&sleeping[word], ~bit);
@@ -448,7 +450,8 @@ static uint64_t first_chunk(const struct ed_job *job, uint32_t cell, uint32_t ce
     return (uint64_t)job->chunks * cell / cells;
 }
 
-void ed_team_post(struct ed_job *job, int helpers)
+// Put a job up; false where nobody can help. Who sleeps is not called.
+static bool put_up(struct ed_job *job, int helpers)
 {
     job->slot = -1;
     job->cells = 1;
@@ -456,22 +459,24 @@ void ed_team_post(struct ed_job *job, int helpers)
     const int most = ed_team_limit() - 1;
     helpers = helpers < most ? helpers : most;
     if (helpers <= 0 || job->chunks == 0)
-        return;
+        return false;
     job->slot = take_slot();
     if (job->slot < 0)
-        return; // as many jobs at once as there are places: enough work for everybody
+        return false; // as many jobs at once as there are places: enough work for everybody
     start_workers(helpers);
     struct slot *slot = &slots[job->slot];
     const uint32_t cells = 1 + (uint32_t)(helpers < CELLS ? helpers : CELLS - 1);
     const uint32_t started = (uint32_t)atomic_load_explicit(&workers, memory_order_relaxed);
     const uint32_t among = job->among && job->among < started ? job->among : started;
     job->cells = cells;
-    for (uint32_t i = 0; i < cells; i++)
-        fetch_to_write(&slot->cell[i]);
-    slot->run = job->run;
-    atomic_store_explicit(&slot->context, job->context, memory_order_relaxed);
-    atomic_store_explicit(&slot->cells, cells, memory_order_relaxed);
-    atomic_store_explicit(&slot->among, among, memory_order_relaxed);
+    if (slot->run != job->run)
+        slot->run = job->run;
+    if (atomic_load_explicit(&slot->context, memory_order_relaxed) != job->context)
+        atomic_store_explicit(&slot->context, job->context, memory_order_relaxed);
+    if (atomic_load_explicit(&slot->cells, memory_order_relaxed) != cells)
+        atomic_store_explicit(&slot->cells, cells, memory_order_relaxed);
+    if (atomic_load_explicit(&slot->among, memory_order_relaxed) != among)
+        atomic_store_explicit(&slot->among, among, memory_order_relaxed);
     for (uint32_t i = 0; i < cells; i++) {
         struct cell *cell = &slot->cell[i];
         const ticket begin = first_chunk(job, i, cells), end = first_chunk(job, i + 1, cells);
@@ -480,9 +485,23 @@ void ed_team_post(struct ed_job *job, int helpers)
         // Last: who takes the place before there are chunks finds none and never comes back to it.
         atomic_store_explicit(&cell->taken, 0, memory_order_release);
     }
-    atomic_fetch_or(&posted, 1ull << job->slot);
+    if (!(atomic_load_explicit(&posted, memory_order_relaxed) >> job->slot & 1))
+        atomic_fetch_or(&posted, 1ull << job->slot);
+    return true;
+}
+
+// Call helpers of a job that was put up. Whoever goes to sleep meanwhile sees the job, or is seen here to sleep.
+static void call_sleepers(const struct ed_job *job)
+{
+    atomic_thread_fence(memory_order_seq_cst);
     if (anybody_sleeps())
         call_helpers((unsigned)job->slot);
+}
+
+void ed_team_post(struct ed_job *job, int helpers)
+{
+    if (put_up(job, helpers))
+        call_sleepers(job);
 }
 
 // Whether nobody but its owner can do anything of the job: it was never put up, or in a process that this one
@@ -526,10 +545,10 @@ static bool is_done(const struct ed_job *job, const struct slot *slot, uint32_t 
     return atomic_load_explicit(&slot->cell[cell].done, memory_order_acquire) == chunks;
 }
 
-// Have the lines of the first few of these cells on their way here, to be read.
+// Have the lines of these cells on their way here, to be read.
 static void fetch_cells(const struct slot *slot, uint64_t cells)
 {
-    for (int i = 0; cells && i < FETCHED_AHEAD; cells &= cells - 1, i++)
+    for (; cells; cells &= cells - 1)
         __builtin_prefetch(&slot->cell[__builtin_ctzll(cells)]);
 }
 
@@ -546,15 +565,16 @@ static void end(struct ed_job *job, bool run)
     // The others' lines lie in their caches, and several travel at once; but not before the own part is done: each look
     // takes one away from a thread that may be at work.
     work_off(slot, &slot->cell[0], run);
+    if (run)
+        call_sleepers(job);
     uint64_t left = (2ull << (job->cells - 1)) - 1; // cells that are not known to be done
     fetch_cells(slot, left);
     for (uint32_t i = 0; i < job->cells; i++) {
-        fetch_cells(slot, left & ~((2ull << i) - 1));
         work_off(slot, &slot->cell[i], run);
         if (is_done(job, slot, i))
             left &= ~(1ull << i);
     }
-    for (unsigned spins = 0; left; left &= left - 1, fetch_cells(slot, left))
+    for (unsigned spins = 0; left; left &= left - 1)
         while (!is_done(job, slot, (uint32_t)__builtin_ctzll(left))) {
             if (spins < SPINS_BEFORE_YIELD)
                 ed_relax();
@@ -564,13 +584,21 @@ static void end(struct ed_job *job, bool run)
                 nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
             spins++;
         }
-    atomic_fetch_and(&posted, ~(1ull << job->slot));
     atomic_fetch_and(&taken, ~(1ull << job->slot));
     job->slot = -1;
 }
 
 void ed_team_wait(struct ed_job *job)
 {
+    end(job, true);
+}
+
+void ed_team_run(struct ed_job *job, int helpers)
+{
+    // Those who sleep already are called at once, the others looked at when the own part is done: for the fence the
+    // caller would wait until the last worker's cell is written.
+    if (put_up(job, helpers) && anybody_sleeps())
+        call_helpers((unsigned)job->slot);
     end(job, true);
 }
 

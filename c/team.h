@@ -40,6 +40,9 @@ void ed_team_post(struct ed_job *job, int helpers);
 // Do chunks of the job until none is left, then wait until those of others are done.
 void ed_team_wait(struct ed_job *job);
 
+// Post a job and wait for it: for callers who have nothing else to do.
+void ed_team_run(struct ed_job *job, int helpers);
+
 // End the job without doing what nobody has begun: wait for the chunks that workers are in.
 void ed_team_drop(struct ed_job *job);
 
