@@ -14,10 +14,9 @@
 enum {
     // A chunk is at most this much output, some microseconds, so that one that is held up holds up little; and
     // at least this much, against some hundred nanoseconds for its ticket and its first row, which nobody fetched
-    // ahead. Between the two, each thread gets two, so that who comes late finds half of its work done.
+    // ahead. Between the two, each thread gets one: its rows are all fetched together (docs/performance.md).
     MOST_CHUNK_BYTES = 28 << 10,
     LEAST_CHUNK_BYTES = 6 << 10,
-    CHUNKS_PER_THREAD = 2,
     // For each so much output one more thread (16 cores, Xeon, DRAM: of 264-byte rows 240 take 0.75 of the time of half
     // as many threads, 384 0.77), and up to so much none but the caller.
     BYTES_PER_THREAD = 6 << 10,
@@ -242,10 +241,10 @@ static int plan(struct run *run, const struct ed_request *requests, uint64_t cou
     uint64_t *firsts = count == 1 ? run->single : first_chunk;
     const uint64_t bytes = output_bytes(requests, count);
     const uint64_t worth = 1 + bytes / BYTES_PER_THREAD, limit = (uint64_t)ed_team_limit();
-    const uint64_t threads = worth < limit ? worth : limit, share = bytes / threads / CHUNKS_PER_THREAD + 1;
-    run->chunk_bytes = share < LEAST_CHUNK_BYTES  ? LEAST_CHUNK_BYTES
-                       : share > MOST_CHUNK_BYTES ? MOST_CHUNK_BYTES
-                                                  : share;
+    const uint64_t threads = worth < limit ? worth : limit, share = (bytes + threads - 1) / threads;
+    const uint64_t chunks_each = share / MOST_CHUNK_BYTES + 1; // as many for all
+    run->chunk_bytes = (share + chunks_each - 1) / chunks_each;
+    run->chunk_bytes = run->chunk_bytes < LEAST_CHUNK_BYTES ? LEAST_CHUNK_BYTES : run->chunk_bytes;
     for (;; run->chunk_bytes *= 2) { // so that the chunks can be counted
         uint64_t chunks = 0;
         for (uint64_t r = 0; r < count; r++) {

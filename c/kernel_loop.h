@@ -45,6 +45,7 @@ static inline __attribute__((always_inline)) int64_t LOCAL(_rows)(const struct e
     const struct ed_table *t = r->table;
     const uint8_t *base = t->base + t->spans[0].offset;
     const uint64_t stride = t->spans[0].stride, ahead = t->rows_ahead, row_bytes = bytes ? bytes : t->row_bytes;
+    fetch_ids(r, ahead + 1);
     int64_t rows[ED_MAX_AHEAD + 1]; // what the positions from the present one on ask for
     uint8_t *out = r->out;
     int64_t bad = ED_ALL_VALID;
