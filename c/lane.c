@@ -24,6 +24,9 @@ enum {
     LOOKS_BETWEEN_CLOCKS = 64,
     // A round of fewer rows than this per thread is not worth another thread.
     ROWS_PER_THREAD = 24,
+    // Rounds of so many chunks a thread are done in order. In smaller ones all begin at nearly the same time, and would
+    // only wait for each other's turn at the number of the next chunk.
+    CHUNKS_IN_ORDER = 4,
     CLOSING_NAP_NS = 50 * 1000,
     COUNTING_NS = 1000 * 1000 * 1000,
     // A launch that did not begin for so long stands behind other work, or was never to use its lane.
@@ -44,6 +47,7 @@ struct ed_lane {
     uint32_t seen; // sequence number
     uint32_t rows, chunk_rows, chunks;
     uint64_t chunk_stride;
+    bool in_order;
     bool running;
     struct ed_job job;
     _Atomic uint64_t launched; // token of the last launch
@@ -53,6 +57,8 @@ struct ed_lane {
     _Atomic uint64_t unreadable, rounds, served, busy_ns;
     _Atomic int64_t unreadable_ids[ED_LANE_UNREADABLE]; // and 1 more; 0 where one is just being noted
     _Atomic uint32_t stall_one_in, stall_us, stall_count;
+    // The chunk to begin with next, where they are done in order; on lines of its own, since all write it.
+    _Alignas(128) _Atomic uint32_t next;
 };
 
 static _Atomic(struct ed_lane *) lanes[ED_LANES];
@@ -78,9 +84,10 @@ static void note_unreadable(void *context, uint64_t position)
         atomic_store(&lane->unreadable_ids[n], lane->memory.ids[position] + 1ll);
 }
 
-// The chunk that ticket `ticket` stands for. Threads begin in ranges of tickets of their own, and the GPU takes chunks
-// in the order of their numbers: so the first tickets of all ranges are the first chunks.
-static uint32_t chunk_of(const struct ed_lane *lane, uint32_t ticket)
+// The place that ticket `ticket` stands for, which is also its chunk where chunks are not done in order. Threads begin
+// in ranges of tickets of their own, and the GPU takes chunks in the order of their numbers: so the first tickets of
+// all ranges are the first places.
+static uint32_t place_of(const struct ed_lane *lane, uint32_t ticket)
 {
     const uint64_t cells = lane->job.cells, chunks = lane->chunks;
     uint64_t cell = ((uint64_t)ticket * cells + cells - 1) / chunks;
@@ -88,9 +95,9 @@ static uint32_t chunk_of(const struct ed_lane *lane, uint32_t ticket)
         cell--;
     while (cell + 1 < cells && (cell + 1) * chunks / cells <= ticket)
         cell++;
-    const uint64_t first = cell * chunks / cells, place = ticket - first, whole = chunks / cells;
+    const uint64_t first = cell * chunks / cells, turn = ticket - first, whole = chunks / cells;
     // Ranges have `whole` tickets or one more; in the last turn only the longer ones before this one count.
-    return (uint32_t)(place < whole ? place * cells + cell : whole * cells + (first - cell * whole));
+    return (uint32_t)(turn < whole ? turn * cells + cell : whole * cells + (first - cell * whole));
 }
 
 static void stall(struct ed_lane *lane)
@@ -105,15 +112,18 @@ static void stall(struct ed_lane *lane)
 static void do_chunk(void *context, uint64_t ticket)
 {
     struct ed_lane *lane = context;
-    const uint32_t chunk = chunk_of(lane, (uint32_t)ticket), begin = chunk * lane->chunk_rows;
+    const uint32_t place = place_of(lane, (uint32_t)ticket);
+    const uint32_t chunk = lane->in_order ? atomic_fetch_add_explicit(&lane->next, 1, memory_order_relaxed) : place;
+    const uint32_t begin = chunk * lane->chunk_rows;
     const uint32_t end = begin + lane->chunk_rows < lane->rows ? begin + lane->chunk_rows : lane->rows;
-    uint8_t *out = lane->memory.staging + chunk * lane->chunk_stride;
+    uint8_t *out = lane->memory.staging + place * lane->chunk_stride;
     stall(lane);
     // Ids were checked by the GPU; should one be none all the same, its row is zeros. Rows are stored into the caches,
     // whatever the size of the round: past them it takes longer (docs/performance.md).
     const struct ed_range range = {lane->table, lane->memory.ids, ED_INVALID_ZERO, begin, end, out};
     ed_gather_range(&range, note_unreadable, lane);
-    __atomic_store_n(&lane->memory.flags[(uint64_t)chunk * ED_LANE_FLAG_STRIDE], lane->seen, __ATOMIC_RELEASE);
+    __atomic_store_n(&lane->memory.flags[(uint64_t)chunk * ED_LANE_FLAG_STRIDE], ED_LANE_FLAG(lane->seen, place),
+                     __ATOMIC_RELEASE);
 }
 
 // How many locks of other processes there are on bytes [begin, end) of a file.
@@ -164,6 +174,10 @@ static void begin(struct ed_lane *lane, uint64_t message)
     const uint32_t threads = (uint32_t)threads_of(lane);
     int helpers = (int)(worth < threads ? worth : threads) - 1;
     helpers = helpers < (int)lane->chunks ? helpers : (int)lane->chunks - 1;
+    // In order, any place may get a whole chunk, the last one, too.
+    lane->in_order = lane->chunks >= CHUNKS_IN_ORDER * (uint64_t)(helpers + 1) &&
+                     lane->chunks * lane->chunk_stride <= lane->memory.staging_bytes;
+    atomic_store_explicit(&lane->next, 0, memory_order_relaxed);
     // Those who are kept awake for it, and not others, who would have to be called first.
     lane->job = (struct ed_job){.run = do_chunk, .context = lane, .chunks = lane->chunks, .among = threads - 1};
     ed_team_post(&lane->job, helpers);
@@ -341,7 +355,9 @@ struct ed_lane *ed_lane_open(const struct ed_lane_memory *memory, const struct e
         place++;
     struct ed_lane *lane = NULL;
     if (place < ED_LANES && start_poller()) {
-        lane = spare ? spare : calloc(1, sizeof *lane);
+        lane = spare ? spare : aligned_alloc(_Alignof(struct ed_lane), sizeof *lane);
+        if (lane && !spare)
+            lane->spare = NULL;
         spare = lane ? lane->spare : NULL;
     }
     if (lane) {

@@ -5,10 +5,13 @@
 //
 // A lane has one round in flight. A round begins with its message, which the GPU stores after all ids (release), and
 // which no thread of this process ever writes. Its chunks are tickets of the team (team.h), so a claim never goes
-// backwards: who was slow to look takes a ticket of a later round, with that round's ids and place. A chunk's flag is
-// stored after its rows (release). `finished` is stored when no chunk of the round is claimed any more: a GPU that did
-// not wait for all flags may post the next round after that alone, since a thread that was descheduled in the middle
-// of a chunk still writes into the staging buffer.
+// backwards: who was slow to look takes a ticket of a later round, with that round's ids and place. A ticket stands for
+// a place in the staging buffer, the same ones for the same threads in each round: they have those lines in their
+// caches. Which chunk goes there is another matter: the GPU takes chunks in the order of their numbers, so in rounds of
+// many chunks each ticket has the next one, and the GPU does not wait for the slowest thread's. A chunk's flag, which
+// tells the place, is stored after its rows (release). `finished` is stored when no chunk of the round is claimed any
+// more: a GPU that did not wait for all flags may post the next round after that alone, since a thread that was
+// descheduled in the middle of a chunk still writes into the staging buffer.
 //
 // One thread, the poller, looks at the messages of all lanes, puts rounds up for the team, and does chunks, too. It
 // calls neither CUDA nor Python and asks for no priority. When there was no round for a while and no launch is on its
@@ -25,9 +28,9 @@ enum {
     ED_LANES = 64,           // of a process
     ED_LANE_CHUNK_UNIT = 16, // rows of a chunk come in such units, which the GPU copies at once
     ED_LANE_MOST_UNITS = 255,
-    ED_LANE_FLAG_STRIDE = 16, // words: each flag has a line of its own
-    ED_LANE_ALIGN = 128,      // bytes, of each chunk's place in the staging buffer
-    ED_LANE_UNREADABLE = 64,  // ids that a lane remembers
+    ED_LANE_FLAG_STRIDE = 8, // words: each flag has a line of its own
+    ED_LANE_ALIGN = 128,     // bytes, of each place in the staging buffer
+    ED_LANE_UNREADABLE = 64, // ids that a lane remembers
 };
 
 // A message: the sequence number of the round, the rows of a chunk in units, and the number of rows.
@@ -38,6 +41,10 @@ enum {
 #define ED_LANE_MESSAGE(sequence, chunk_rows, rows)                                                                    \
     ((uint64_t)(sequence) << 32 | (uint64_t)((chunk_rows) / ED_LANE_CHUNK_UNIT) << 24 | (rows))
 
+// A flag: the sequence number of the round, and the place of the chunk, which begins at place * (bytes of a chunk,
+// rounded up to ED_LANE_ALIGN).
+#define ED_LANE_FLAG(sequence, place) ((uint64_t)(place) << 32 | (uint32_t)(sequence))
+
 // The number of the next round; never 0, which stands at flags of chunks that were never used.
 #define ED_LANE_AFTER(sequence) ((uint32_t)(sequence) == UINT32_MAX ? 1 : (uint32_t)(sequence) + 1)
 
@@ -46,7 +53,7 @@ struct ed_lane_memory {
     uint64_t *message;  // by the GPU
     uint64_t *begun;    // by the GPU: token of the launch that began last
     uint32_t *finished; // by the CPU: sequence number of the last round that nobody works at any more
-    uint32_t *flags;    // by the CPU: [chunks * ED_LANE_FLAG_STRIDE], the sequence number when a chunk is there
+    uint64_t *flags;    // by the CPU: [chunks * ED_LANE_FLAG_STRIDE], ED_LANE_FLAG when a chunk is there
     int32_t *ids;       // by the GPU: [rows]
     uint8_t *staging;   // by the CPU
     uint32_t rows;      // most of a round

@@ -39,6 +39,13 @@ static __device__ __forceinline__ u32 load_acquire(const u32 *from)
     return value;
 }
 
+static __device__ __forceinline__ u64 load_acquire(const u64 *from)
+{
+    u64 value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+    return value;
+}
+
 static __device__ __forceinline__ void store_release(u64 *to, u64 value)
 {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
@@ -402,7 +409,8 @@ struct Mix {
     Entry *local, *staged;
     int *ids; // the mailbox, and its message
     u64 *message, *begun; // `begun` tells the host that a launch is no longer in its queue
-    const u32 *flags, *finished;
+    const u64 *flags;
+    const u32 *finished;
     const u8 *staging;
     u32 *failed; // set where rows could not be had at all
     u64 token;
@@ -424,13 +432,14 @@ struct Mix {
 };
 
 static constexpr u64 LATE = ~0ull;
-static constexpr u32 CHUNK_UNIT = 16, FLAG_STRIDE = 16; // as in c/lane.h
+static constexpr u32 CHUNK_UNIT = 16, FLAG_STRIDE = 8; // as in c/lane.h
 static constexpr u32 MIX_BLOCK = 1024, MIX_WARPS = MIX_BLOCK / WARP; // as in c/cuda.c
 static constexpr u32 POST_AT_ONCE = 4;                               // ids of a thread, as in c/cuda.c
 static constexpr u32 CHUNKS_AT_ONCE = 64, POLLED_AT_ONCE = 4;
 // Rows of a parcel, or near ones, that a warp turns into their form together; as in c/cuda.c.
 static constexpr u32 AT_ONCE = 4;
-static constexpr u32 WAITING = 0, THERE = 1, NOT_THERE = 2;
+// What is known of a chunk; THERE + n: that it is at place n of the staging buffer.
+static constexpr u32 WAITING = 0, NOT_THERE = 1, THERE = 2;
 
 // Whether nobody of the CPU works at the last round any more.
 static __device__ __forceinline__ bool is_finished(const Mix &m)
@@ -614,11 +623,12 @@ extern "C" __global__ void __launch_bounds__(MIX_BLOCK)
     post<true>(p, m);
 }
 
-// Look once whether a chunk came: WAITING, THERE, or NOT_THERE if it is late.
+// Look once whether a chunk came: WAITING, THERE and its place, or NOT_THERE if it is late.
 static __device__ __forceinline__ u32 look_for_chunk(const Mix &m, u32 chunk, u32 sequence, u64 begin)
 {
-    if (load_acquire(m.flags + (u64)chunk * FLAG_STRIDE) == sequence)
-        return THERE;
+    const u64 flag = load_acquire(m.flags + (u64)chunk * FLAG_STRIDE);
+    if ((u32)flag == sequence)
+        return THERE + (u32)(flag >> 32);
     if (clock_ns() - begin <= m.deadline_ns)
         return WAITING;
     atomicAdd(&m.state->late_chunks, 1);
@@ -726,8 +736,9 @@ static __device__ __forceinline__ void copy_chunks(const Gather &p, const Mix &m
             u32 found;
             while ((found = load_acquire_block(ready + q)) == WAITING)
                 __nanosleep(20);
-            const u8 *from = m.staging + (u64)chunk * m.chunk_stride + (u64)r * p.row_bytes;
-            from = found == THERE ? from : nullptr;
+            const u64 place = found - THERE;
+            const u8 *from = m.staging + place * m.chunk_stride + (u64)r * p.row_bytes;
+            from = found >= THERE ? from : nullptr;
             if (!m.by_parcels) {
                 copy_staged<Form>(p, m, slot, from, lane);
                 continue;

@@ -99,7 +99,7 @@ class Lane:
         unit_bytes = -(-unit * table.row_bytes // align) * align
         units = max(1, min(STAGING_BYTES // unit_bytes, MOST_ROWS // unit))
         capacity = units * unit
-        ids_at = _FLAGS + units * int(lib.ED_LANE_FLAG_STRIDE) * 4
+        ids_at = _FLAGS + units * int(lib.ED_LANE_FLAG_STRIDE) * 8
         staging_at = -(-(ids_at + capacity * 4) // _PAGE) * _PAGE
         self.pinned_bytes = staging_at + units * unit_bytes
         self._pinned = PinnedMemory(self.pinned_bytes)
@@ -119,7 +119,7 @@ class Lane:
                 "message": ffi.cast("uint64_t *", at + _MESSAGE),
                 "begun": ffi.cast("uint64_t *", at + _BEGUN),
                 "finished": ffi.cast("uint32_t *", at + _FINISHED),
-                "flags": ffi.cast("uint32_t *", at + _FLAGS),
+                "flags": ffi.cast("uint64_t *", at + _FLAGS),
                 "ids": ffi.cast("int32_t *", at + ids_at),
                 "staging": ffi.cast("uint8_t *", at + staging_at),
                 "rows": capacity,

@@ -34,7 +34,7 @@ struct pinned {
     _Alignas(128) uint64_t message;
     uint64_t begun;
     _Alignas(128) uint32_t finished;
-    _Alignas(128) uint32_t flags[CAPACITY / ED_LANE_CHUNK_UNIT * ED_LANE_FLAG_STRIDE];
+    _Alignas(128) uint64_t flags[CAPACITY / ED_LANE_CHUNK_UNIT * ED_LANE_FLAG_STRIDE];
     int32_t ids[CAPACITY];
     _Alignas(128) uint8_t staging[CAPACITY * WIDTH];
 };
@@ -53,14 +53,16 @@ static void round_of(struct ed_lane *lane, struct pinned *p, uint32_t sequence, 
     __atomic_store_n(&p->message, ED_LANE_MESSAGE(sequence, chunk_rows, rows), __ATOMIC_RELEASE);
     bool late = false;
     for (uint32_t chunk = 0; chunk * chunk_rows < rows; chunk++) {
-        const uint32_t *flag = &p->flags[chunk * ED_LANE_FLAG_STRIDE];
+        const uint64_t *const word = &p->flags[chunk * ED_LANE_FLAG_STRIDE];
+        uint64_t flag;
         bool there;
         unsigned looks = 0;
-        while (!(there = __atomic_load_n(flag, __ATOMIC_ACQUIRE) == sequence) && (patient || ++looks < 20))
+        while (!(there = (uint32_t)(flag = __atomic_load_n(word, __ATOMIC_ACQUIRE)) == sequence) &&
+               (patient || ++looks < 20))
             sched_yield();
         late |= !there;
         for (uint32_t i = chunk * chunk_rows; there && i < rows && i < (chunk + 1) * chunk_rows; i++)
-            check(!memcmp(p->staging + chunk * stride + (i - chunk * chunk_rows) * WIDTH,
+            check(!memcmp(p->staging + (flag >> 32) * stride + (i - chunk * chunk_rows) * WIDTH,
                           table.base + (uint64_t)p->ids[i] * WIDTH, WIDTH),
                   "a staged row");
     }

@@ -37,7 +37,7 @@ class Side:
         self.table = table
         unit_bytes = -(-UNIT * table.row_bytes // ALIGN) * ALIGN
         self.words = np.zeros(64, np.uint64)  # message, and finished on a line of its own
-        self.flags = np.zeros(capacity // UNIT * STRIDE, np.uint32)
+        self.flags = np.zeros((capacity // UNIT, STRIDE), np.uint64)
         self.ids = np.zeros(capacity, np.int32)
         self.room = np.full(capacity // UNIT * unit_bytes + ALIGN, 0xA5, np.uint8)
         shift = -self.room.ctypes.data % ALIGN
@@ -46,7 +46,7 @@ class Side:
         memory.message = ffi.cast("uint64_t *", self.words.ctypes.data)
         memory.begun = ffi.cast("uint64_t *", self.words.ctypes.data + 8)
         memory.finished = ffi.cast("uint32_t *", self.words.ctypes.data + 256)
-        memory.flags = ffi.cast("uint32_t *", self.flags.ctypes.data)
+        memory.flags = ffi.cast("uint64_t *", self.flags.ctypes.data)
         memory.ids = ffi.cast("int32_t *", self.ids.ctypes.data)
         memory.staging = ffi.cast("uint8_t *", self.staging.ctypes.data)
         memory.rows, memory.chunks, memory.staging_bytes = capacity, capacity // UNIT, self.staging.nbytes
@@ -72,12 +72,22 @@ class Side:
             assert time.monotonic() < end, "the round is not finished"
             time.sleep(1e-4)
 
+    def sequences(self) -> np.ndarray:
+        """Give the numbers of the rounds that the flags stand for."""
+        return self.flags[:, 0] & 0xFFFFFFFF
+
+    def places(self, chunks: int) -> np.ndarray:
+        """Give where the first chunks lie."""
+        return (self.flags[:chunks, 0] >> 32).astype(np.int64)
+
     def rows(self, count: int, chunk_rows: int) -> np.ndarray:
         width = self.table.row_bytes
         stride = -(-chunk_rows * width // ALIGN) * ALIGN
-        places = np.arange(count)
-        begins = places // chunk_rows * stride + places % chunk_rows * width
-        assert (self.flags.reshape(-1, STRIDE)[: -(-count // chunk_rows), 0] == self.sequence).all()
+        numbers, chunks = np.arange(count), -(-count // chunk_rows)
+        assert (self.sequences()[:chunks] == self.sequence).all()
+        places = self.places(chunks)
+        assert sorted(places) == list(range(chunks))
+        begins = places[numbers // chunk_rows] * stride + numbers % chunk_rows * width
         return self.staging[begins[:, None] + np.arange(width)]
 
     def close(self) -> None:
@@ -114,6 +124,20 @@ def test_rows_of_rounds_of_every_size(side_of, width, chunk_rows):
         assert np.array_equal(side.rows(count, chunk_rows), rows[ids])
 
 
+def test_chunks_are_begun_in_the_order_that_the_gpu_waits_for_though_a_thread_is_held_up(side_of):
+    side, rows = side_of(264, threads=2)
+    lib.ed_lane_disturb(side.lane, 1 << 30, 300_000)  # the first chunk alone
+    ids = np.random.default_rng(1).integers(0, ROWS, 64 * UNIT, np.int32)
+    side.post(ids, UNIT)
+    side.wait()
+    assert (side.rows(ids.size, UNIT) == rows[ids]).all()
+    # The other thread fills its own places, which are every other one, and only then those of the one that sleeps.
+    places = side.places(64)
+    (held_up,) = {0, 1} - {places[10] % 2}
+    assert (places[2:30] % 2 != held_up).all()
+    assert (places[34:] % 2 == held_up).all()
+
+
 def test_ids_that_are_no_rows_give_zeros(side_of):
     side, rows = side_of()
     ids = np.array([-1, 0, ROWS, 2**31 - 1, -5, ROWS - 1])
@@ -140,8 +164,7 @@ def test_a_round_is_finished_when_nobody_works_at_it_any_more(side_of):
     side, rows = side_of(threads=3)
     lib.ed_lane_disturb(side.lane, 5, 100_000)
     side.post(np.arange(1600), 16)
-    flags = side.flags.reshape(-1, STRIDE)[:100, 0]
-    while not (flags == 1).any():
+    while not (side.sequences()[:100] == 1).any():
         time.sleep(1e-4)
     assert side.finished() == 0
     lib.ed_lane_disturb(side.lane, 0, 0)
@@ -436,7 +459,7 @@ def test_closing_waits_for_the_round_in_work(side_of):
     side, rows = side_of(threads=2)
     lib.ed_lane_disturb(side.lane, 1, 20_000)
     side.post(np.arange(160), 16)
-    while side.finished() != 1 and not (side.flags == 1).any():
+    while side.finished() != 1 and not (side.sequences() == 1).any():
         time.sleep(1e-4)
     other = Side(side.table)
     other.close()

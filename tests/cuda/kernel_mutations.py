@@ -39,12 +39,13 @@ MUTATIONS = (
         "a step that leaves out a chunk", "m.staged_blocks * CHUNKS_AT", "(m.staged_blocks + 1) * CHUNKS_AT", "shredded"
     ),
     # When a chunk is there.
-    Mutation("a chunk taken though it is late", "found == THERE ? from : nullptr", "from"),
-    Mutation("a chunk taken by the flag of a round before", "FLAG_STRIDE) == sequence", "FLAG_STRIDE) != 0"),
+    Mutation("a chunk taken though it is late", "found >= THERE ? from : nullptr", "from"),
+    Mutation("a chunk taken by the flag of a round before", "(u32)flag == sequence", "(u32)flag != 0"),
+    Mutation("a chunk looked for at its number", "place = found - THERE;", "place = chunk;"),
     Mutation(
         "a chunk taken before anybody looked",
         "while ((found = load_acquire_block(ready + q)) == WAITING)\n                __nanosleep(20);",
-        "found = load_acquire_block(ready + q) == NOT_THERE ? NOT_THERE : THERE;",
+        "found = load_acquire_block(ready + q) + THERE;",
     ),
     Mutation("a chunk waited for without a deadline", "clock_ns() - begin <= m.deadline_ns", "clock_ns() > begin"),
     Mutation("staged rows read as if they were still", "emit<Form, Fresh>", "emit<Form, Still>"),

@@ -180,6 +180,12 @@ static inline uint32_t load_acquire(const uint32_t *from)
     return __atomic_load_n(from, __ATOMIC_ACQUIRE);
 }
 
+static inline unsigned long long load_acquire(const unsigned long long *from)
+{
+    pause_thread();
+    return __atomic_load_n(from, __ATOMIC_ACQUIRE);
+}
+
 static inline void store_release(unsigned long long *to, unsigned long long value)
 {
     __atomic_store_n(to, value, __ATOMIC_RELEASE);

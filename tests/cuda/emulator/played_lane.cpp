@@ -2,6 +2,8 @@
 #include "played_lane.h"
 
 #include <cstring>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "chance.h"
@@ -15,7 +17,7 @@ const int JUNK = 0xC3;
 const uint32_t NONE = UINT32_MAX;
 
 struct Worker {
-    uint32_t chunk = NONE;
+    uint32_t chunk = NONE, place = NONE;
     uint32_t next = 0; // row of the chunk
     uint64_t asleep_until = 0;
     bool stuck = false; // until the GPU has nothing to do any more
@@ -31,6 +33,7 @@ struct ed_lane {
     bool working;                   // at it
     uint32_t rows, chunk_rows;      // of it
     uint32_t chunks, claimed, done; // of it
+    std::vector<uint32_t> places;   // of its chunks
     struct ed_lane_served served;
 
     uint64_t message() const
@@ -66,6 +69,13 @@ static void begin_round(ed_lane *lane, uint64_t message)
     if (lane->chunks > lane->memory.chunks ||
         last * lane->chunk_bytes() + lane->rows_of(last) * lane->table->row_bytes > lane->memory.staging_bytes)
         fail("the staging buffer does not hold %u chunks", lane->chunks);
+    lane->places.resize(lane->chunks);
+    std::iota(lane->places.begin(), lane->places.end(), 0u);
+    // The last place has room for the last chunk's rows, perhaps not for a whole chunk.
+    if (lane->chunks * lane->chunk_bytes() <= lane->memory.staging_bytes)
+        for (uint32_t i = last; i > 0; i--)
+            std::swap(lane->places[i], lane->places[chance.below(i + 1)]);
+    happened["rounds of which chunks lie elsewhere"] += lane->places[0] != 0;
     lane->claimed = lane->done = 0;
     lane->working = true;
     happened["rounds of more than 64 chunks"] += lane->chunks > 64;
@@ -79,8 +89,9 @@ static void work(ed_lane *lane, Worker &worker)
     if (worker.chunk == NONE) {
         if (lane->claimed == lane->chunks)
             return;
-        worker = {lane->claimed++, 0, 0, false};
-        memset(lane->memory.staging + worker.chunk * lane->chunk_bytes(), JUNK,
+        worker = {lane->claimed, lane->places[lane->claimed], 0, 0, false};
+        lane->claimed++;
+        memset(lane->memory.staging + worker.place * lane->chunk_bytes(), JUNK,
                lane->rows_of(worker.chunk) * lane->table->row_bytes);
         if (lane->late && chance.one_in(lane->late)) {
             worker.asleep_until = gpu.clock + chance.below(lane->sleep_ns);
@@ -92,7 +103,7 @@ static void work(ed_lane *lane, Worker &worker)
         return;
     const uint32_t rows = lane->rows_of(worker.chunk), first = worker.chunk * lane->chunk_rows;
     const uint64_t row_bytes = lane->table->row_bytes;
-    uint8_t *const place = lane->memory.staging + worker.chunk * lane->chunk_bytes();
+    uint8_t *const place = lane->memory.staging + worker.place * lane->chunk_bytes();
     for (uint32_t count = 1 + chance.below(2 * rows); count && worker.next < rows; count--, worker.next++) {
         const int32_t id = lane->memory.ids[first + worker.next];
         uint8_t *const to = place + worker.next * row_bytes;
@@ -104,7 +115,8 @@ static void work(ed_lane *lane, Worker &worker)
             fail("row %u of a round has id %d", first + worker.next, id);
     }
     if (worker.next == rows) {
-        __atomic_store_n(&lane->memory.flags[worker.chunk * ED_LANE_FLAG_STRIDE], lane->sequence, __ATOMIC_RELEASE);
+        __atomic_store_n(&lane->memory.flags[worker.chunk * ED_LANE_FLAG_STRIDE],
+                         ED_LANE_FLAG(lane->sequence, worker.place), __ATOMIC_RELEASE);
         worker.chunk = NONE;
         lane->done++;
         gpu.progress();

@@ -150,7 +150,7 @@ void Setting::make_pinned()
     pinned.message = memory.give<uint64_t>("the message", 1);
     pinned.begun = memory.give<uint64_t>("the word of launches that began", 1);
     pinned.finished = memory.give<uint32_t>("the word of finished rounds", 1);
-    pinned.flags = memory.give<uint32_t>("the flags", units * ED_LANE_FLAG_STRIDE, ED_LANE_ALIGN);
+    pinned.flags = memory.give<uint64_t>("the flags", units * ED_LANE_FLAG_STRIDE, ED_LANE_ALIGN);
     pinned.ids = memory.give<int32_t>("the mailbox", pinned.rows);
     pinned.staging = memory.give<uint8_t>("the staging buffer", pinned.staging_bytes, ED_LANE_ALIGN);
     memory.changes(pinned.ids);
@@ -162,7 +162,8 @@ void Setting::make_pinned()
     *pinned.message = sequence ? ED_LANE_MESSAGE(sequence, UNIT, 1) : 0;
     *pinned.begun = 0;
     *pinned.finished = sequence;
-    std::fill_n(pinned.flags, units * ED_LANE_FLAG_STRIDE, chance.one_in(2) ? sequence : 0);
+    std::fill_n(pinned.flags, units * ED_LANE_FLAG_STRIDE,
+                chance.one_in(2) ? ED_LANE_FLAG(sequence, chance.below(units)) : 0);
     *failed = 0;
     *consumed = sequence;
     state = memory.give<uint8_t>("the state", STATE_BYTES, 16);
