@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contest on the GPU: rows out of one registered table, by our kernels and by serving engines' own.
 
-All contenders run in one process and in turn, call by call, on the same ids, fresh for each call and drawn on the
-device before the clock starts. Device time is taken by events around the call, with the device kept busy in front
-of the first, so that launch costs of the host do not count; they are timed by themselves. Peers read the very
+All contenders run in one process and in turn, with ids of the same kind, fresh for each call and drawn on the device
+before the clock starts. A turn is a call that does not count, and the one that does: like the peers on the host, who
+are measured in loops of their own, each finds the caches and threads of the CPU as its own call left them. Or there is
+a pause before each call, for all of them. Device time is taken by events around the call, with the device kept busy in
+front of the first, so that launch costs of the host do not count; they are timed by themselves. Peers read the very
 memory of our table, as two arrays: their bytes are then none of ours, so bytes are compared on a small table that
 is held both ways.
 """
@@ -81,11 +83,20 @@ class Contest:
     """A table, and everybody who can gather from it: `heads` rows a token."""
 
     def __init__(
-        self, table: Table, draw: Callable[[int], Any], *, heads: int, peers: Path | None, hot: str | None
+        self,
+        table: Table,
+        draw: Callable[[int], Any],
+        *,
+        heads: int,
+        peers: Path | None,
+        hot: str | None,
+        pause_s: float = 0.0,
     ) -> None:
         self.torch = torch_module()
         self.table = table
         self._draw = draw
+        self._pause_s = pause_s
+        self.calls_of_turn = 1 if pause_s else 2
         start = time.perf_counter()
         self.direct = table.cuda(path="direct")
         self.registration_s = time.perf_counter() - start
@@ -97,7 +108,9 @@ class Contest:
         self.heads = heads
         self.cores_burnt: dict[int, float] = {}
         self._float8 = table.row_bytes == DIM + SCALES
-        self.on_host = HostPeers(self.torch, table, draw, heads=heads, device_ptr=self.direct.device_ptr)
+        self.on_host = HostPeers(
+            self.torch, table, draw, heads=heads, device_ptr=self.direct.device_ptr, pause_s=pause_s
+        )
         # Both engines' kernels know float8 rows alone.
         self._sglang = self._peer("sglang", lambda: sglang_gather(peers)) if self._float8 else None
         self._vllm = self._peer("vllm", lambda: VllmLookup(peers)) if self._float8 else None
@@ -131,10 +144,17 @@ class Contest:
         series = {name: Series(name, tokens) for name in calls}
         events = [(torch.cuda.Event(True), torch.cuda.Event(True)) for _ in calls]
         burnt, started = team_seconds(), time.perf_counter()
+
+        def fresh_ids() -> None:
+            ids.copy_(self._draw(tokens))
+            wide.copy_(ids.view(-1))
+
         for round_ in range(-WARM, rounds):
             for (name, call), (begin, end) in zip(calls.items(), events, strict=True):
-                ids.copy_(self._draw(tokens))
-                wide.copy_(ids.view(-1))
+                fresh_ids()
+                for _ in range(1, self.calls_of_turn):
+                    call()
+                    fresh_ids()
                 device, host = self._timed(call, begin, end)
                 if round_ >= 0:
                     series[name].device_us.append(device)
@@ -146,6 +166,7 @@ class Contest:
         """Give the microseconds of a call on the device, and those that it took to launch."""
         cuda = self.torch.cuda
         cuda.synchronize()
+        time.sleep(self._pause_s)
         cuda._sleep(busy)  # noqa: SLF001 - what torch's own benchmarks use
         begin.record()
         start = time.perf_counter_ns()

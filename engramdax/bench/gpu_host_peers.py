@@ -37,15 +37,25 @@ LEFT_FREE: Final = 4 << 30
 class HostPeers:
     """Those who gather from a table, of which the GPU sees row 0 at `device_ptr`: `heads` rows a token.
 
-    draw: gives fresh ids [tokens, heads] on the device.
+    draw: gives fresh ids [tokens, heads] on the device. pause_s: how long nothing is done before each call.
     """
 
-    def __init__(self, torch: Any, table: Table, draw: Callable[[int], Any], *, heads: int, device_ptr: int) -> None:
+    def __init__(
+        self,
+        torch: Any,
+        table: Table,
+        draw: Callable[[int], Any],
+        *,
+        heads: int,
+        device_ptr: int,
+        pause_s: float = 0.0,
+    ) -> None:
         self._torch = torch
         self._table = table
         self._draw = draw
         self._heads = heads
         self._device_ptr = device_ptr
+        self._pause_s = pause_s
         self._float8 = table.row_bytes == DIM + SCALES
         self._pinned: PinnedMemory | None = None
 
@@ -109,6 +119,7 @@ class HostPeers:
             ids = self._draw(tokens).view(-1).long()
             ids = ids.cpu() if ids_on_host else ids
             torch.cuda.synchronize()
+            time.sleep(self._pause_s)
             start = time.perf_counter_ns()
             call(ids)
             torch.cuda.synchronize()

@@ -69,27 +69,30 @@ class Plan:
     hot: str | None
     rounds: int | None
     peers: Path | None
+    pause_s: float
 
 
 class _Ids:
-    """Fresh ids int32 [tokens, heads] on the device for each call."""
+    """Fresh ids int32 [tokens, heads] on the device for each call, of a trace from any place in it.
+
+    Taken one after the other, few rounds would see the first documents alone, which differ from the others, and
+    contenders who take turns might have different parts of them.
+    """
 
     def __init__(self, torch: Any, rows: int, heads: int, stretch: np.ndarray[Any, Any] | None) -> None:
         self._torch = torch
         self._rows = rows
         self._heads = heads
         self._stretch = None if stretch is None else torch.from_numpy(stretch.astype(np.int32)).cuda()
-        self._at = 0
+        self._random = np.random.default_rng(0)
 
     def __call__(self, tokens: int) -> Any:
         if self._stretch is None:
             return self._torch.randint(0, self._rows, (tokens, self._heads), dtype=self._torch.int32, device="cuda")
         if tokens > self._stretch.shape[0]:
             raise ParameterError(f"the trace has {self._stretch.shape[0]} tokens to gather", remedy="give a longer one")
-        if self._at + tokens > self._stretch.shape[0]:
-            self._at = 0
-        self._at += tokens
-        return self._stretch[self._at - tokens : self._at]
+        at = int(self._random.integers(0, self._stretch.shape[0] - tokens + 1))
+        return self._stretch[at : at + tokens]
 
 
 def hold(plan: Plan, progress: Callable[[str], None]) -> Outcome:
@@ -116,7 +119,8 @@ def hold(plan: Plan, progress: Callable[[str], None]) -> Outcome:
                 stretch = hasher(rest.tokens, starts=rest.starts)[:, LAYER]
         with Pool(scratch.path) as pool:
             table, small = pool[TABLE], pool["small"]
-        contest = Contest(table, _Ids(torch, rows, heads, stretch), heads=heads, peers=plan.peers, hot=plan.hot)
+        draw = _Ids(torch, rows, heads, stretch)
+        contest = Contest(table, draw, heads=heads, peers=plan.peers, hot=plan.hot, pause_s=plan.pause_s)
         if plan.row == "v41" and (wrong := contest.compare(small)):
             raise CudaError(f"{wrong} values differ from the peers'")
         if wrong := contest.seams():
@@ -138,7 +142,7 @@ def hold(plan: Plan, progress: Callable[[str], None]) -> Outcome:
             series += found + on_the_host[tokens]
             if contest.hot:
                 calls = next(s for s in found if s.contender == f"{OURS} hot")
-                asked = (len(calls.device_us) + WARM) * tokens * heads
+                asked = (len(calls.device_us) + WARM) * contest.calls_of_turn * tokens * heads
                 shares[tokens] = (contest.hot.hits() - before) / asked
         steps = []
         for tokens in (n for n in STEP_TOKENS if n in plan.tokens):

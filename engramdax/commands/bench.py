@@ -190,6 +190,10 @@ def gpu(
         str | None, typer.Option("--hot", metavar="N", help="Also with hot rows in so much GPU memory; needs --trace.")
     ] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Calls of each contender.")] = None,
+    pause_ms: Annotated[
+        float,
+        typer.Option("--pause", metavar="MS", min=0, max=1000, help="Do nothing for so long before each call."),
+    ] = 0,
     peers: Annotated[Path | None, typer.Option("--peers", metavar="DIR", help="Where the engines' files lie.")] = None,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw time against tokens, with the windows.")
@@ -219,6 +223,7 @@ def gpu(
         hot=hot,
         rounds=rounds,
         peers=peers,
+        pause_s=pause_ms / 1e3,
     )
     outcome = gpu_report.hold(plan, _progress)
     _progress("")
