@@ -571,8 +571,6 @@ static void end(struct ed_job *job, bool run)
     // The others' lines lie in their caches, and several travel at once; but not before the own part is done: each look
     // takes one away from a thread that may be at work.
     work_off(slot, &slot->cell[0], run);
-    if (run)
-        call_sleepers(job);
     uint64_t left = (2ull << (job->cells - 1)) - 1; // cells that are not known to be done
     fetch_cells(slot, left);
     for (uint32_t i = 0; i < job->cells; i++) {
@@ -601,10 +599,15 @@ void ed_team_wait(struct ed_job *job)
 
 void ed_team_run(struct ed_job *job, int helpers)
 {
-    // Those who sleep already are called at once, the others looked at when the own part is done: for the fence the
-    // caller would wait until the last worker's cell is written.
-    if (put_up(job, helpers) && anybody_sleeps())
-        call_helpers((unsigned)job->slot);
+    if (put_up(job, helpers)) {
+        // Those who sleep already are called at once, the others looked for when the own part is done: for the fence
+        // the caller would wait until the last worker's cell is written.
+        if (anybody_sleeps())
+            call_helpers((unsigned)job->slot);
+        struct slot *slot = &slots[job->slot];
+        work_off(slot, &slot->cell[0], true);
+        call_sleepers(job);
+    }
     end(job, true);
 }
 
