@@ -242,7 +242,7 @@ static int plan(struct run *run, const struct ed_request *requests, uint64_t cou
     const uint64_t bytes = output_bytes(requests, count);
     const uint64_t worth = 1 + bytes / BYTES_PER_THREAD, limit = (uint64_t)ed_team_limit();
     const uint64_t threads = worth < limit ? worth : limit, share = (bytes + threads - 1) / threads;
-    const uint64_t chunks_each = share / MOST_CHUNK_BYTES + 1; // as many for all
+    const uint64_t chunks_each = share / MOST_CHUNK_BYTES + 1; // of a thread, as many for all of them
     run->chunk_bytes = (share + chunks_each - 1) / chunks_each;
     run->chunk_bytes = run->chunk_bytes < LEAST_CHUNK_BYTES ? LEAST_CHUNK_BYTES : run->chunk_bytes;
     for (;; run->chunk_bytes *= 2) { // so that the chunks can be counted

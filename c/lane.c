@@ -355,10 +355,11 @@ struct ed_lane *ed_lane_open(const struct ed_lane_memory *memory, const struct e
         place++;
     struct ed_lane *lane = NULL;
     if (place < ED_LANES && start_poller()) {
-        lane = spare ? spare : aligned_alloc(_Alignof(struct ed_lane), sizeof *lane);
-        if (lane && !spare)
-            lane->spare = NULL;
-        spare = lane ? lane->spare : NULL;
+        lane = spare;
+        if (lane)
+            spare = lane->spare;
+        else
+            lane = aligned_alloc(_Alignof(struct ed_lane), sizeof *lane);
     }
     if (lane) {
         memset(lane, 0, sizeof *lane);

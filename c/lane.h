@@ -6,10 +6,10 @@
 // A lane has one round in flight. A round begins with its message, which the GPU stores after all ids (release), and
 // which no thread of this process ever writes. Its chunks are tickets of the team (team.h), so a claim never goes
 // backwards: who was slow to look takes a ticket of a later round, with that round's ids and place. A ticket stands for
-// a place in the staging buffer, the same ones for the same threads in each round: they have those lines in their
-// caches. Which chunk goes there is another matter: the GPU takes chunks in the order of their numbers, so in rounds of
-// many chunks each ticket has the next one, and the GPU does not wait for the slowest thread's. A chunk's flag, which
-// tells the place, is stored after its rows (release). `finished` is stored when no chunk of the round is claimed any
+// a place in the staging buffer, and threads have the same places in each round, whose lines are in their caches. Which
+// chunk goes there is another matter: the GPU takes chunks in the order of their numbers, so in rounds of many chunks
+// whoever has a ticket does the next one, and the GPU does not wait for the slowest thread's. A chunk's flag, which
+// tells its place, is stored after its rows (release). `finished` is stored when no chunk of the round is claimed any
 // more: a GPU that did not wait for all flags may post the next round after that alone, since a thread that was
 // descheduled in the middle of a chunk still writes into the staging buffer.
 //
@@ -28,7 +28,7 @@ enum {
     ED_LANES = 64,           // of a process
     ED_LANE_CHUNK_UNIT = 16, // rows of a chunk come in such units, which the GPU copies at once
     ED_LANE_MOST_UNITS = 255,
-    ED_LANE_FLAG_STRIDE = 8, // words: each flag has a line of its own
+    ED_LANE_FLAG_STRIDE = 8, // words of 64 bits: each flag has a line of its own
     ED_LANE_ALIGN = 128,     // bytes, of each place in the staging buffer
     ED_LANE_UNREADABLE = 64, // ids that a lane remembers
 };

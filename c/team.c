@@ -58,12 +58,12 @@ struct slot {
 };
 
 static struct slot slots[SLOTS];
-// Slots that workers look at, all that were ever used: on a line that is hardly ever written, since all of them read it
+// Slots that ever had a job, which workers look at: on a line that is hardly ever written, since all of them read it
 // without end. They see a job by the cell that is theirs, which is the one line of a job that each has to wait for. A
-// place that nobody had when its job ended is taken by whoever comes by, who finds no chunk there.
-static _Alignas(128) _Atomic uint64_t posted;
+// place that nobody had taken when its job ended is taken later by its worker, who finds no chunk there.
+static _Alignas(128) _Atomic uint64_t ever_posted;
 static _Alignas(128) _Atomic uint64_t taken; // slots that have an owner; written twice in each call
-static _Alignas(128) _Atomic int workers;
+static _Alignas(128) _Atomic int workers;    // that were started
 // What each worker sleeps on: a futex that counts the calls to it, on a line of its own.
 static struct {
     _Alignas(64) _Atomic uint32_t calls;
@@ -177,6 +177,12 @@ static bool has_owner(unsigned s)
     return atomic_load_explicit(&taken, memory_order_relaxed) >> s & 1;
 }
 
+// The slots in which there may be a job.
+static uint64_t owned_slots(void)
+{
+    return atomic_load(&ever_posted) & atomic_load(&taken);
+}
+
 static bool anybody_sleeps(void)
 {
     uint64_t any = 0;
@@ -223,8 +229,8 @@ static void call_helpers(unsigned s)
 // where they call the rest for both, and for their own places.
 static void call_for_all(void)
 {
-    for (uint64_t open = atomic_load(&posted) & atomic_load(&taken); open; open &= open - 1)
-        call_helpers((unsigned)__builtin_ctzll(open));
+    for (uint64_t owned = owned_slots(); owned; owned &= owned - 1)
+        call_helpers((unsigned)__builtin_ctzll(owned));
 }
 
 // Whether a worker is to spin though there is nothing to do.
@@ -250,10 +256,9 @@ static void call_kept_awake(void)
 static bool help(uint32_t self, bool patient)
 {
     bool helped = false;
-    const uint64_t open = atomic_load_explicit(&posted, memory_order_acquire);
+    const uint64_t all = atomic_load_explicit(&ever_posted, memory_order_acquire);
     const unsigned first = self * 7 % SLOTS; // begin at different jobs
-    uint64_t turned = open >> first | open << (SLOTS - first) % SLOTS;
-    for (; turned; turned &= turned - 1) {
+    for (uint64_t turned = all >> first | all << (SLOTS - first) % SLOTS; turned; turned &= turned - 1) {
         const unsigned s = ((unsigned)__builtin_ctzll(turned) + first) % SLOTS;
         struct slot *slot = &slots[s];
         const struct ring ring = ring_of(s);
@@ -281,9 +286,9 @@ static bool help(uint32_t self, bool patient)
 
 static bool claimable(void)
 {
-    for (uint64_t open = atomic_load(&posted) & atomic_load(&taken); open; open &= open - 1) {
+    for (uint64_t owned = owned_slots(); owned; owned &= owned - 1) {
         uint32_t place;
-        if (find_place(&slots[__builtin_ctzll(open)], false, &place))
+        if (find_place(&slots[__builtin_ctzll(owned)], false, &place))
             return true;
     }
     return false;
@@ -313,7 +318,8 @@ static void *work(void *argument)
         }
         const uint32_t seen = atomic_load(&beds[self].calls);
         atomic_fetch_or(&sleeping[word], bit);
-        atomic_thread_fence(memory_order_seq_cst); // either its post sees that this one sleeps, or this one the job
+        // As in call_sleepers(): who posts a job now sees that this one sleeps, or this one sees the job.
+        atomic_thread_fence(memory_order_seq_cst);
         if (!claimable())
             syscall(SYS_futex, &beds[self].calls, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
         atomic_fetch_and(&sleeping[word], ~bit);
@@ -485,8 +491,8 @@ static bool put_up(struct ed_job *job, int helpers)
         // Last: who takes the place before there are chunks finds none and never comes back to it.
         atomic_store_explicit(&cell->taken, 0, memory_order_release);
     }
-    if (!(atomic_load_explicit(&posted, memory_order_relaxed) >> job->slot & 1))
-        atomic_fetch_or(&posted, 1ull << job->slot);
+    if (!(atomic_load_explicit(&ever_posted, memory_order_relaxed) >> job->slot & 1))
+        atomic_fetch_or(&ever_posted, 1ull << job->slot);
     return true;
 }
 
@@ -565,8 +571,6 @@ static void end(struct ed_job *job, bool run)
     // The others' lines lie in their caches, and several travel at once; but not before the own part is done: each look
     // takes one away from a thread that may be at work.
     work_off(slot, &slot->cell[0], run);
-    if (run)
-        call_sleepers(job);
     uint64_t left = (2ull << (job->cells - 1)) - 1; // cells that are not known to be done
     fetch_cells(slot, left);
     for (uint32_t i = 0; i < job->cells; i++) {
@@ -595,10 +599,15 @@ void ed_team_wait(struct ed_job *job)
 
 void ed_team_run(struct ed_job *job, int helpers)
 {
-    // Those who sleep already are called at once, the others looked at when the own part is done: for the fence the
-    // caller would wait until the last worker's cell is written.
-    if (put_up(job, helpers) && anybody_sleeps())
-        call_helpers((unsigned)job->slot);
+    if (put_up(job, helpers)) {
+        // Those who sleep already are called at once, the others looked for when the own part is done: for the fence
+        // the caller would wait until the last worker's cell is written.
+        if (anybody_sleeps())
+            call_helpers((unsigned)job->slot);
+        struct slot *slot = &slots[job->slot];
+        work_off(slot, &slot->cell[0], true);
+        call_sleepers(job);
+    }
     end(job, true);
 }
 
@@ -611,7 +620,7 @@ void ed_team_drop(struct ed_job *job)
 static void forget_after_fork(void)
 {
     atomic_fetch_add(&forks, 1);
-    atomic_store(&posted, 0);
+    atomic_store(&ever_posted, 0);
     atomic_store(&taken, 0);
     for (unsigned i = 0; i < sizeof sleeping / sizeof *sleeping; i++)
         atomic_store(&sleeping[i], 0);

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contest on the GPU: rows out of one registered table, by our kernels and by serving engines' own.
 
-All contenders run in one process and in turn, with ids of the same kind, fresh for each call and drawn on the device
-before the clock starts. A turn is a call that does not count, and the one that does: like the peers on the host, who
-are measured in loops of their own, each finds the caches and threads of the CPU as its own call left them. Or there is
-a pause before each call, for all of them. Device time is taken by events around the call, with the device kept busy in
-front of the first, so that launch costs of the host do not count; they are timed by themselves. Peers read the very
-memory of our table, as two arrays: their bytes are then none of ours, so bytes are compared on a small table that
-is held both ways.
+All contenders run in one process and in turn, with ids of the same kind, fresh for each call and on the device before
+the clock starts. A turn is a call that does not count, and the one that does: like the peers on the host, who are
+measured in loops of their own, each finds the caches and threads of the CPU as its own call left them. With a pause
+before each call they are as the pause left them, for all contenders, and a turn is one call. Device time is taken by
+events around the call, with the device kept busy in front of the first, so that launch costs of the host do not count;
+they are timed by themselves. Peers read the very memory of our table, as two arrays: their bytes are then none of ours,
+so bytes are compared on a small table that is held both ways.
 """
 
 from __future__ import annotations
@@ -80,7 +80,11 @@ def torch_module() -> Any:
 
 
 class Contest:
-    """A table, and everybody who can gather from it: `heads` rows a token."""
+    """A table, and everybody who can gather from it: `heads` rows a token.
+
+    draw: gives fresh ids int32 [tokens, heads] on the device. pause_s: how long nothing is done before each call that
+    counts. calls_of_turn: how many calls a contender has in each round of `run`, of which the last counts.
+    """
 
     def __init__(
         self,
@@ -90,7 +94,7 @@ class Contest:
         heads: int,
         peers: Path | None,
         hot: str | None,
-        pause_s: float = 0.0,
+        pause_s: float,
     ) -> None:
         self.torch = torch_module()
         self.table = table
@@ -143,18 +147,18 @@ class Contest:
         calls = self._float8_calls(ids, wide) if self._float8 else self._raw_calls(ids)
         series = {name: Series(name, tokens) for name in calls}
         events = [(torch.cuda.Event(True), torch.cuda.Event(True)) for _ in calls]
-        burnt, started = team_seconds(), time.perf_counter()
 
         def fresh_ids() -> None:
             ids.copy_(self._draw(tokens))
             wide.copy_(ids.view(-1))
 
+        burnt, started = team_seconds(), time.perf_counter()
         for round_ in range(-WARM, rounds):
             for (name, call), (begin, end) in zip(calls.items(), events, strict=True):
-                fresh_ids()
-                for _ in range(1, self.calls_of_turn):
-                    call()
+                for _ in range(self.calls_of_turn - 1):
                     fresh_ids()
+                    call()
+                fresh_ids()
                 device, host = self._timed(call, begin, end)
                 if round_ >= 0:
                     series[name].device_us.append(device)

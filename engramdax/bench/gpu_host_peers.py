@@ -37,7 +37,7 @@ LEFT_FREE: Final = 4 << 30
 class HostPeers:
     """Those who gather from a table, of which the GPU sees row 0 at `device_ptr`: `heads` rows a token.
 
-    draw: gives fresh ids [tokens, heads] on the device. pause_s: how long nothing is done before each call.
+    draw: gives fresh ids int32 [tokens, heads] on the device. pause_s: how long nothing is done before each call.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class HostPeers:
         *,
         heads: int,
         device_ptr: int,
-        pause_s: float = 0.0,
+        pause_s: float,
     ) -> None:
         self._torch = torch
         self._table = table

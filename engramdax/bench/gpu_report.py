@@ -72,11 +72,11 @@ class Plan:
     pause_s: float
 
 
-class _Ids:
-    """Fresh ids int32 [tokens, heads] on the device for each call, of a trace from any place in it.
+class FreshIds:
+    """Where calls have their ids from: a stretch of a trace, [*, heads], or, without one, uniform ones below `rows`.
 
-    Taken one after the other, few rounds would see the first documents alone, which differ from the others, and
-    contenders who take turns might have different parts of them.
+    A call has those of successive tokens from any place in the stretch. Taken from its begin on, few rounds would see
+    the first documents alone, which differ from the others, and contenders who take turns might have different parts.
     """
 
     def __init__(self, torch: Any, rows: int, heads: int, stretch: np.ndarray[Any, Any] | None) -> None:
@@ -87,6 +87,7 @@ class _Ids:
         self._random = np.random.default_rng(0)
 
     def __call__(self, tokens: int) -> Any:
+        """Give ids int32 [tokens, heads] on the device; ParameterError where the trace has fewer tokens."""
         if self._stretch is None:
             return self._torch.randint(0, self._rows, (tokens, self._heads), dtype=self._torch.int32, device="cuda")
         if tokens > self._stretch.shape[0]:
@@ -119,8 +120,8 @@ def hold(plan: Plan, progress: Callable[[str], None]) -> Outcome:
                 stretch = hasher(rest.tokens, starts=rest.starts)[:, LAYER]
         with Pool(scratch.path) as pool:
             table, small = pool[TABLE], pool["small"]
-        draw = _Ids(torch, rows, heads, stretch)
-        contest = Contest(table, draw, heads=heads, peers=plan.peers, hot=plan.hot, pause_s=plan.pause_s)
+        ids = FreshIds(torch, rows, heads, stretch)
+        contest = Contest(table, ids, heads=heads, peers=plan.peers, hot=plan.hot, pause_s=plan.pause_s)
         if plan.row == "v41" and (wrong := contest.compare(small)):
             raise CudaError(f"{wrong} values differ from the peers'")
         if wrong := contest.seams():

@@ -438,7 +438,7 @@ static constexpr u32 POST_AT_ONCE = 4;                               // ids of a
 static constexpr u32 CHUNKS_AT_ONCE = 64, POLLED_AT_ONCE = 4;
 // Rows of a parcel, or near ones, that a warp turns into their form together; as in c/cuda.c.
 static constexpr u32 AT_ONCE = 4;
-// What is known of a chunk; THERE + n: that it is at place n of the staging buffer.
+// What is known of a chunk; THERE + n: it is at place n of the staging buffer.
 static constexpr u32 WAITING = 0, NOT_THERE = 1, THERE = 2;
 
 // Whether nobody of the CPU works at the last round any more.
@@ -623,7 +623,7 @@ extern "C" __global__ void __launch_bounds__(MIX_BLOCK)
     post<true>(p, m);
 }
 
-// Look once whether a chunk came: WAITING, THERE and its place, or NOT_THERE if it is late.
+// Look once whether a chunk came: WAITING, THERE + its place, or NOT_THERE if it is late.
 static __device__ __forceinline__ u32 look_for_chunk(const Mix &m, u32 chunk, u32 sequence, u64 begin)
 {
     const u64 flag = load_acquire(m.flags + (u64)chunk * FLAG_STRIDE);

@@ -38,7 +38,7 @@ int main(int argc, char **argv)
     const struct ed_lane_memory lane_memory = {.message = (uint64_t *)memory,
                                                .begun = (uint64_t *)(memory + 8),
                                                .finished = (uint32_t *)(memory + 128),
-                                               .flags = (uint32_t *)(memory + 4096),
+                                               .flags = (uint64_t *)(memory + 4096),
                                                .ids = (int32_t *)(memory + 8192),
                                                .staging = memory + 16384,
                                                .rows = ROWS,

@@ -54,12 +54,12 @@ static void round_of(struct ed_lane *lane, struct pinned *p, uint32_t sequence, 
     bool late = false;
     for (uint32_t chunk = 0; chunk * chunk_rows < rows; chunk++) {
         const uint64_t *const word = &p->flags[chunk * ED_LANE_FLAG_STRIDE];
-        uint64_t flag;
-        bool there;
-        unsigned looks = 0;
-        while (!(there = (uint32_t)(flag = __atomic_load_n(word, __ATOMIC_ACQUIRE)) == sequence) &&
-               (patient || ++looks < 20))
+        uint64_t flag = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+        for (unsigned looks = 1; (uint32_t)flag != sequence && (patient || looks < 20); looks++) {
             sched_yield();
+            flag = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+        }
+        const bool there = (uint32_t)flag == sequence;
         late |= !there;
         for (uint32_t i = chunk * chunk_rows; there && i < rows && i < (chunk + 1) * chunk_rows; i++)
             check(!memcmp(p->staging + (flag >> 32) * stride + (i - chunk * chunk_rows) * WIDTH,

@@ -44,6 +44,7 @@ RARE = (
     "launches of post_many",
     "launches of take_lane",
     "launches with shared memory",
+    "rounds of chunks in other places",
     "rounds of more than 64 chunks",
     "rows that could not be had",
     "sequence numbers near their end",

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engramdax.bench.gpu_report import _Ids
+from engramdax.bench.gpu_report import FreshIds
 from engramdax.errors import ParameterError
 
 torch = pytest.importorskip("torch")
@@ -14,9 +14,9 @@ torch = pytest.importorskip("torch")
 HEADS, TOKENS = 3, 10_000
 
 
-def ids_of_a_trace() -> _Ids:
+def ids_of_a_trace() -> FreshIds:
     """Ids that tell the place in the trace that they come from."""
-    return _Ids(torch, TOKENS, HEADS, np.repeat(np.arange(TOKENS), HEADS).reshape(TOKENS, HEADS))
+    return FreshIds(torch, TOKENS, HEADS, np.repeat(np.arange(TOKENS), HEADS).reshape(TOKENS, HEADS))
 
 
 def test_few_calls_have_ids_of_all_documents_of_a_trace():

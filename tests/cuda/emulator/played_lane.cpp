@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "played_lane.h"
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <utility>
@@ -75,7 +76,7 @@ static void begin_round(ed_lane *lane, uint64_t message)
     if (lane->chunks * lane->chunk_bytes() <= lane->memory.staging_bytes)
         for (uint32_t i = last; i > 0; i--)
             std::swap(lane->places[i], lane->places[chance.below(i + 1)]);
-    happened["rounds of which chunks lie elsewhere"] += lane->places[0] != 0;
+    happened["rounds of chunks in other places"] += !std::is_sorted(lane->places.begin(), lane->places.end());
     lane->claimed = lane->done = 0;
     lane->working = true;
     happened["rounds of more than 64 chunks"] += lane->chunks > 64;
@@ -103,10 +104,10 @@ static void work(ed_lane *lane, Worker &worker)
         return;
     const uint32_t rows = lane->rows_of(worker.chunk), first = worker.chunk * lane->chunk_rows;
     const uint64_t row_bytes = lane->table->row_bytes;
-    uint8_t *const place = lane->memory.staging + worker.place * lane->chunk_bytes();
+    uint8_t *const staged = lane->memory.staging + worker.place * lane->chunk_bytes();
     for (uint32_t count = 1 + chance.below(2 * rows); count && worker.next < rows; count--, worker.next++) {
         const int32_t id = lane->memory.ids[first + worker.next];
-        uint8_t *const to = place + worker.next * row_bytes;
+        uint8_t *const to = staged + worker.next * row_bytes;
         if (id >= 0 && (uint64_t)id < lane->table->rows)
             memcpy(to, lane->table->base + (uint64_t)id * row_bytes, row_bytes);
         else if (id == -1)
