@@ -76,7 +76,7 @@ static _Atomic int system_limit;
 static _Atomic int spin_us = DEFAULT_SPIN_US;
 static _Atomic int64_t awake_until; // ns: until then the first so many workers spin
 static _Atomic uint32_t awake_workers;
-static _Atomic int64_t used; // ns: when there was last work to share
+static _Alignas(128) _Atomic int64_t used; // ns: when there was last work to share; written in each call
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 
 // Take a chunk of a cell; false where there is none left.

@@ -57,3 +57,6 @@ class Outcome:
     steps: list[Step]
     cores_burnt: dict[int, float]
     """CPU time of the team and the poller, over the time of the rounds, by tokens."""
+
+    pause_s: float
+    """How long nothing was done before each call; 0: each contender was in a loop of its own."""

@@ -170,6 +170,7 @@ def hold(plan: Plan, progress: Callable[[str], None]) -> Outcome:
             },
             steps,
             contest.cores_burnt,
+            plan.pause_s,
         )
 
 
@@ -227,6 +228,8 @@ COLUMNS: Final = (
 def heading(outcome: Outcome) -> list[str]:
     """Give the lines above the table."""
     first = [f"{outcome.gpu}; registered in {outcome.registration_s:.1f} s"]
+    if outcome.pause_s:
+        first.append(f"{1e3 * outcome.pause_s:g} ms of nothing before each call")
     if outcome.hot_rows:
         first.append(f"{outcome.hot_rows} hot rows in {outcome.hot_bytes} bytes of GPU memory")
     for name, mix in outcome.mix.items():
@@ -286,6 +289,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "absent": outcome.absent,
         "mix": outcome.mix,
         "cores_burnt": outcome.cores_burnt,
+        "pause_s": outcome.pause_s,
         "steps": [asdict(s) | {"growth": s.growth} for s in outcome.steps],
         "tokens_within": {f"{window:.0f} us": tokens_within(outcome, window) for window in WINDOWS_US.values()},
         "results": [
