@@ -25,8 +25,8 @@ enum {
     // A round of fewer rows than this per thread is not worth another thread.
     ROWS_PER_THREAD = 24,
     // Rounds of so many chunks a thread are done in order: of the sizes that the GPU chooses (c/cuda.c), those whose
-    // chunks are as large as one may be. In smaller ones all begin at nearly the same time, and would only wait for each
-    // other's turn at the number of the next chunk.
+    // chunks are as large as one may be. In smaller ones all begin at nearly the same time, and would only wait for
+    // their turn at the number of the next chunk.
     CHUNKS_IN_ORDER = 4,
     CLOSING_NAP_NS = 50 * 1000,
     COUNTING_NS = 1000 * 1000 * 1000,
