@@ -607,10 +607,20 @@ void ed_team_drop(struct ed_job *job)
     end(job, false);
 }
 
+// Leave no chunk in the slots that had an owner: a job that is put up in one of them is seen cell by cell, and a worker
+// who came to a cell before it is written would do a chunk of a job that is no more, for this one.
+static void empty_slots(uint64_t owned)
+{
+    for (; owned; owned &= owned - 1)
+        for (uint32_t i = 0; i < CELLS; i++)
+            atomic_store_explicit(&slots[__builtin_ctzll(owned)].cell[i].word, 0, memory_order_relaxed);
+}
+
 // The child has none of the threads, and the jobs of other threads are nobody's there.
 static void forget_after_fork(void)
 {
     atomic_fetch_add(&forks, 1);
+    empty_slots(atomic_load(&taken));
     atomic_store(&posted, 0);
     atomic_store(&taken, 0);
     for (unsigned i = 0; i < sizeof sleeping / sizeof *sleeping; i++)
