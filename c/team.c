@@ -203,8 +203,9 @@ static bool call_one_of(uint32_t among)
     return false;
 }
 
-// Call some of those who have a place in a job and sleep, and others for those who are busy with another job.
-static void call_helpers(unsigned s)
+// Call some of those who have a place in a job and sleep, and others for those who are busy with another job; gives how
+// many were called.
+static int call_helpers(unsigned s)
 {
     const struct ring ring = ring_of(s);
     const bool only = atomic_load(&taken) == 1ull << s;
@@ -217,6 +218,7 @@ static void call_helpers(unsigned s)
         else if (!only && atomic_load(&beds[worker].busy))
             called += !is_taken(s, place) && call_one_of(ring.among);
     }
+    return called;
 }
 
 // Call some for each job, as everybody does who begins with one: those who were called for it may have gone to another,
@@ -565,8 +567,6 @@ static void end(struct ed_job *job, bool run)
     // The others' lines lie in their caches, and several travel at once; but not before the own part is done: each look
     // takes one away from a thread that may be at work.
     work_off(slot, &slot->cell[0], run);
-    if (run)
-        call_sleepers(job);
     uint64_t left = (2ull << (job->cells - 1)) - 1; // cells that are not known to be done
     fetch_cells(slot, left);
     for (uint32_t i = 0; i < job->cells; i++) {
@@ -595,10 +595,14 @@ void ed_team_wait(struct ed_job *job)
 
 void ed_team_run(struct ed_job *job, int helpers)
 {
-    // Those who sleep already are called at once, the others looked at when the own part is done: for the fence the
-    // caller would wait until the last worker's cell is written.
-    if (put_up(job, helpers) && anybody_sleeps())
-        call_helpers((unsigned)job->slot);
+    const bool up = put_up(job, helpers);
+    // Those who sleep already are called at once, and call the rest. Where there are none, those who went to sleep
+    // meanwhile are looked for when the own part is done: for the fence the caller would wait until the last worker's
+    // cell is written.
+    if (up && !(anybody_sleeps() && call_helpers((unsigned)job->slot))) {
+        work_off(&slots[job->slot], &slots[job->slot].cell[0], true);
+        call_sleepers(job);
+    }
     end(job, true);
 }
 

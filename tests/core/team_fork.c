@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Children forked while a job has chunks that nobody has begun do jobs of their own in its place: first one for few
-// threads, so that a worker is awake, then one for as many as may be. Usage: team_fork CHILDREN.
+// Children forked while a job has places that nobody has taken and chunks that nobody has begun do jobs of their own in
+// its slot, each for some more threads than the one before. Usage: team_fork CHILDREN.
 #define _GNU_SOURCE
 #include <stdatomic.h>
 #include <sys/wait.h>
@@ -10,25 +10,22 @@
 #include "stress.h"
 #include "team.h"
 
-enum { MOST_CHUNKS = 64, NAP_NS = 500 * 1000, STAY_NS = 20 * 1000 * 1000, SPIN_US = 5000, LEFT = 6400, SECONDS = 20 };
+enum { MOST_CHUNKS = 64, MORE = 4, NAP_NS = 500 * 1000, SPIN_US = 100 * 1000, LEFT = 6400, SECONDS = 20 };
 
 struct work {
     uint32_t chunks;
     _Atomic uint32_t times[MOST_CHUNKS]; // that each chunk was done
 };
 
-static _Atomic bool over;
-
-static void nap(int64_t ns)
+static void nap(void)
 {
-    nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
+    nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
 }
 
 static void stay(void *context, uint64_t chunk)
 {
     (void)context, (void)chunk;
-    while (!atomic_load(&over))
-        nap(STAY_NS);
+    nap();
 }
 
 static void count(void *context, uint64_t chunk)
@@ -50,29 +47,28 @@ static void do_job(uint32_t chunks)
 static void be_child(void)
 {
     alarm(SECONDS);
-    do_job(2);
-    nap(NAP_NS); // until its worker waits for more
-    do_job(MOST_CHUNKS);
+    ed_team_configure(MOST_CHUNKS, SPIN_US);
+    for (uint32_t chunks = 2; chunks <= MOST_CHUNKS; chunks += MORE)
+        do_job(chunks);
     _exit(0);
 }
 
 int main(int argc, char **argv)
 {
     check(argc == 2, "the usage");
-    ed_team_configure(MOST_CHUNKS, SPIN_US);
-    struct ed_job job = {.run = stay, .chunks = LEFT};
-    ed_team_post(&job, MOST_CHUNKS - 1);
+    ed_team_configure(MOST_CHUNKS, 0);
     bool right = true;
     for (int i = atoi(argv[1]); i > 0; i--) {
+        struct ed_job job = {.run = stay, .chunks = LEFT};
+        ed_team_post(&job, MOST_CHUNKS - 1);
         const pid_t child = fork();
         check(child >= 0, "a child");
         if (child == 0)
             be_child();
+        ed_team_drop(&job);
         int status;
         check(waitpid(child, &status, 0) == child, "the wait");
         right &= status == 0;
     }
-    atomic_store(&over, true);
-    ed_team_drop(&job);
     return !right;
 }

@@ -51,11 +51,8 @@ static struct ed_request some_request(uint64_t *state, uint64_t most)
     int64_t *ids = malloc((count + 1) * sizeof *ids);
     for (uint64_t i = 0; i < count; i++)
         ids[i] = (int64_t)(next(state) % ROWS);
-    return (struct ed_request){.table = table,
-                               .ids = ids,
-                               .count = count,
-                               .out = malloc(count * table->row_bytes + 1),
-                               .flags = ED_IDS_64};
+    return (struct ed_request){
+        .table = table, .ids = ids, .count = count, .out = malloc(count * table->row_bytes + 1), .flags = ED_IDS_64};
 }
 
 static void forget(struct ed_request *q)
@@ -148,11 +145,8 @@ static void *streamer(void *argument)
     int64_t *ids = malloc(count * sizeof *ids);
     for (uint64_t i = 0; i < count; i++)
         ids[i] = (int64_t)(next(&state) % ROWS);
-    const struct ed_request q = {.table = &tables[2],
-                                 .ids = ids,
-                                 .count = count,
-                                 .out = malloc(count * sizes[2] + 1),
-                                 .flags = ED_IDS_64};
+    const struct ed_request q = {
+        .table = &tables[2], .ids = ids, .count = count, .out = malloc(count * sizes[2] + 1), .flags = ED_IDS_64};
     struct ed_request shifted = q;
     shifted.out++;
     for (int round = 0; round < 3; round++) {
