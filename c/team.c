@@ -15,6 +15,9 @@
 
 enum {
     SLOTS = 64,
+    // So many of them stay posted. All would cost an idle worker two lines each, at each look, after one crowd of jobs:
+    // 0.3 us before it sees the next one.
+    KEPT_POSTED = 8,
     // As many threads as may be in a job: beyond them no more memory bandwidth is to be had.
     CELLS = 64,
     // Two call two each, and so on: the caller pays for two wake-ups, not for all.
@@ -58,9 +61,9 @@ struct slot {
 };
 
 static struct slot slots[SLOTS];
-// Slots that workers look at, all that were ever used: on a line that is hardly ever written, since all of them read it
-// without end. They see a job by the cell that is theirs, which is the one line of a job that each has to wait for. A
-// place that nobody had when its job ended is taken by whoever comes by, who finds no chunk there.
+// Slots that workers look at, of the first few all that were ever used: on a line that is hardly ever written, since
+// all of them read it without end. They see a job by the cell that is theirs, which is the one line of a job that each
+// has to wait for. A place that nobody had when its job ended is taken by whoever comes by, who finds no chunk there.
 static _Alignas(128) _Atomic uint64_t posted;
 static _Alignas(128) _Atomic uint64_t taken; // slots that have an owner; written twice in each call
 static _Alignas(128) _Atomic int workers;
@@ -584,6 +587,8 @@ static void end(struct ed_job *job, bool run)
                 nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
             spins++;
         }
+    if (job->slot >= KEPT_POSTED)
+        atomic_fetch_and(&posted, ~(1ull << job->slot));
     atomic_fetch_and(&taken, ~(1ull << job->slot));
     job->slot = -1;
 }
