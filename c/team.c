@@ -57,6 +57,7 @@ struct slot {
     _Atomic(void *) context;
     _Atomic uint32_t cells; // of the job; the first is the caller's
     _Atomic uint32_t among; // workers that may have the others
+    uint32_t forks;         // the process whose jobs its cells are of; only looked at by owners
     struct cell cell[CELLS];
 };
 
@@ -455,6 +456,18 @@ static uint64_t first_chunk(const struct ed_job *job, uint32_t cell, uint32_t ce
     return (uint64_t)job->chunks * cell / cells;
 }
 
+// Leave no chunk of a parent's job in a slot: a job is seen cell by cell, and a worker who came to a cell before it is
+// written would do that chunk for this one. Not done in the handler of forks, since other threads of the parent put
+// jobs up while its memory is copied.
+static void empty_after_fork(struct slot *slot, uint32_t now)
+{
+    if (slot->forks == now)
+        return;
+    for (uint32_t i = 0; i < CELLS; i++)
+        atomic_store_explicit(&slot->cell[i].word, 0, memory_order_relaxed);
+    slot->forks = now;
+}
+
 // Put a job up; false where nobody can help. Who sleeps is not called.
 static bool put_up(struct ed_job *job, int helpers)
 {
@@ -470,6 +483,7 @@ static bool put_up(struct ed_job *job, int helpers)
         return false; // as many jobs at once as there are places: enough work for everybody
     start_workers(helpers);
     struct slot *slot = &slots[job->slot];
+    empty_after_fork(slot, job->forks);
     const uint32_t cells = 1 + (uint32_t)(helpers < CELLS ? helpers : CELLS - 1);
     const uint32_t started = (uint32_t)atomic_load_explicit(&workers, memory_order_relaxed);
     const uint32_t among = job->among && job->among < started ? job->among : started;
@@ -616,20 +630,10 @@ void ed_team_drop(struct ed_job *job)
     end(job, false);
 }
 
-// Leave no chunk in the slots that had an owner: a job that is put up in one of them is seen cell by cell, and a worker
-// who came to a cell before it is written would do a chunk of a job that is no more, for this one.
-static void empty_slots(uint64_t owned)
-{
-    for (; owned; owned &= owned - 1)
-        for (uint32_t i = 0; i < CELLS; i++)
-            atomic_store_explicit(&slots[__builtin_ctzll(owned)].cell[i].word, 0, memory_order_relaxed);
-}
-
 // The child has none of the threads, and the jobs of other threads are nobody's there.
 static void forget_after_fork(void)
 {
     atomic_fetch_add(&forks, 1);
-    empty_slots(atomic_load(&taken));
     atomic_store(&posted, 0);
     atomic_store(&taken, 0);
     for (unsigned i = 0; i < sizeof sleeping / sizeof *sleeping; i++)
