@@ -45,6 +45,8 @@ static inline __attribute__((always_inline)) void fetch(const uint8_t *p, uint64
 // other.
 static void fetch_ids(const struct ed_range *r, uint64_t most)
 {
+    if (r->begin == r->end)
+        return; // there may be no ids at all
     const uint64_t size = r->flags & ED_IDS_64 ? sizeof(int64_t) : sizeof(int32_t), count = r->end - r->begin;
     const uint8_t *at = (const uint8_t *)r->ids + r->begin * size, *end = at + (count < most ? count : most) * size;
     for (; at < end; at += ED_LINE)

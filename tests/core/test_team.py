@@ -14,20 +14,37 @@ pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compile
 ROOT = Path(__file__).parents[2]
 
 
+def compiled(name: str, folder: Path, *options: str) -> Path:
+    """Give tests/core/NAME.c, compiled with the team alone."""
+    program = folder / name
+    sources = [ROOT / f"tests/core/{name}.c", ROOT / "c/team.c"]
+    flags = ["-std=c11", "-O2", f"-I{ROOT / 'c'}", *options]
+    subprocess.run(["cc", *flags, "-o", program, *sources, "-lpthread"], check=True)
+    return program
+
+
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give team_places, compiled."""
-    program = tmp_path_factory.mktemp("team") / "team_places"
-    sources = [ROOT / "tests/core/team_places.c", ROOT / "c/team.c"]
-    subprocess.run(["cc", "-std=c11", "-O2", f"-I{ROOT / 'c'}", "-o", program, *sources, "-lpthread"], check=True)
-    return program
+    return compiled("team_places", tmp_path_factory.mktemp("team"))
 
 
 @pytest.mark.parametrize(
     "helpers", [(1,) * 5, (2, 2), (4, 1), (1, 4), (3,) * 5, (7, 4, 2, 1), (16,) * 3, (63,), (15,) * 16], ids=str
 )
-def test_jobs_side_by_side_get_as_many_workers_as_they_want(places: Path, helpers: tuple[int, ...]):
+def test_jobs_side_by_side_get_as_many_workers_as_they_want(places: Path, helpers: tuple[int, ...]) -> None:
     """Also where those that a job would have are busy with another one."""
     workers = max(5, sum(helpers))
     done = subprocess.run([places, str(workers), *map(str, helpers)], timeout=60, check=False)
+    assert done.returncode == 0
+
+
+def test_jobs_of_a_forked_child_have_no_chunks_of_those_that_its_parent_had_begun(tmp_path: Path) -> None:
+    done = subprocess.run([compiled("team_fork", tmp_path), "40"], timeout=60, check=False)
+    assert done.returncode == 0
+
+
+def test_a_caller_calls_two_sleepers_at_most_and_none_for_a_job_that_is_done(tmp_path: Path) -> None:
+    """The others are called by those."""
+    done = subprocess.run([compiled("team_calls", tmp_path, "-Wl,--wrap=syscall")], timeout=60, check=False)
     assert done.returncode == 0
