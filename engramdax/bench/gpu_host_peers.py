@@ -27,6 +27,12 @@ STAGING_TOKENS: Final = 2048
 MEMCPY_ROWS: Final = 384
 """Of more rows, a copy for each is not timed."""
 
+LEAST_ROUNDS: Final = 20
+"""Of a contender's loop, which has a quarter of the rounds of those on the device."""
+
+WARM: Final = 5
+"""Rounds that are not counted."""
+
 OF_OUR_PAGES: Final = "torch index_select of our pages, copy"
 OF_PINNED_MEMORY: Final = "torch index_select of pinned memory, copy"
 
@@ -79,13 +85,14 @@ class HostPeers:
 
     def run(self, tokens: int, rounds: int) -> list[Series]:
         """Measure all of them at one number of tokens."""
-        found = [self._index_select(OF_OUR_PAGES, self._pool_tensor(), tokens, max(5, rounds // 10))]
+        few = max(LEAST_ROUNDS, rounds // 4)
+        found = [self._index_select(OF_OUR_PAGES, self._pool_tensor(), tokens, few)]
         if self._pinned is not None:
             found[0].peer = False
             copy = self._pinned_tensor(self._pinned)
-            found.append(self._index_select(OF_PINNED_MEMORY, copy, tokens, max(5, rounds // 10)))
+            found.append(self._index_select(OF_PINNED_MEMORY, copy, tokens, few))
         if self._float8 and tokens >= STAGING_TOKENS:
-            found.append(self._staging(tokens, max(5, rounds // 10)))
+            found.append(self._staging(tokens, few))
         if tokens * self._heads <= MEMCPY_ROWS:
             found.append(self._copies(tokens, min(rounds, 50)))
         return found
@@ -115,7 +122,7 @@ class HostPeers:
         """Time calls by the host's clock, from ids to rows on the GPU."""
         torch = self._torch
         series = Series(name, tokens, wall=True)
-        for round_ in range(-2, rounds):
+        for round_ in range(-WARM, rounds):
             ids = self._draw(tokens).view(-1).long()
             ids = ids.cpu() if ids_on_host else ids
             torch.cuda.synchronize()

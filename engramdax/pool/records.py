@@ -224,6 +224,6 @@ def resolve(target: str | os.PathLike[str] | None) -> Path:
     if not matches:
         raise BackingError(
             f"there is no pool {text} on this host",
-            remedy=f"there are {', '.join(p.name for p in pools)}" if pools else "name it by its path",
+            remedy=f"its pools: {', '.join(p.name for p in pools)}" if pools else "name it by its path",
         )
     return Path(matches[0].path)

@@ -77,7 +77,7 @@ def test_several_pools_without_a_name_are_listed(make_pool: MakePool) -> None:
 
 def test_an_unknown_name_lists_the_known_ones(make_pool: MakePool) -> None:
     make_pool(name="alpha")
-    with pytest.raises(BackingError, match="there is no pool gamma on this host; there are alpha"):
+    with pytest.raises(BackingError, match="there is no pool gamma on this host; its pools: alpha"):
         resolve("gamma")
 
 
