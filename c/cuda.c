@@ -27,8 +27,9 @@ enum {
     POST_AT_ONCE = 4, // ids of a thread
     AT_ONCE = 4,      // near rows of a warp
     // One block posts so many rows in a few turns; more blocks want a kernel before them that asks for the lane.
-    FEW_ROWS = 8 * MIX_BLOCK,
-    POST_BLOCKS = 64,
+    FEW_ROWS = 2 * MIX_BLOCK,
+    POST_BLOCK = 256,
+    POST_BLOCKS = 128,
     // A chunk is at most this much, so that one that is late or held up holds up little, and each thread gets some.
     CHUNK_BYTES = 28 << 10,
     CHUNKS_PER_THREAD = 4,
@@ -296,16 +297,13 @@ static int launch_mix(struct ed_cuda_gather *p, const struct ed_cuda_route *rout
     tell_lane(lane, m.token, stream);
     __typeof__(launch) *const follow = lane->early ? launch_early : launch;
     void *list[] = {p, &m};
-    // Each look for a hot copy is a read of the GPU's memory, of which one block has few on their way.
-    const uint64_t few = p->hot.buckets ? MIX_BLOCK : FEW_ROWS;
-    const uint64_t rows_of_a_block = p->hot.buckets ? MIX_BLOCK : POST_AT_ONCE * MIX_BLOCK;
-    if (rows <= few) {
+    if (rows <= FEW_ROWS && !p->hot.buckets) {
         result = launch(lane->post_few, 1, MIX_BLOCK, 0, list, stream);
     } else {
-        const uint64_t blocks = (rows + rows_of_a_block - 1) / rows_of_a_block;
+        const uint64_t blocks = (rows + POST_BLOCK - 1) / POST_BLOCK;
         result = launch(lane->take, 1, 1, 0, list, stream);
         if (!result)
-            result = follow(lane->post_many, (uint32_t)(blocks < POST_BLOCKS ? blocks : POST_BLOCKS), MIX_BLOCK, 0,
+            result = follow(lane->post_many, (uint32_t)(blocks < POST_BLOCKS ? blocks : POST_BLOCKS), POST_BLOCK, 0,
                             list, stream);
     }
     return result ? result : follow(route->mixed, grid.blocks, MIX_BLOCK, grid.shared_bytes, list, stream);

@@ -143,6 +143,7 @@ struct Gather {
 
 static constexpr u32 WARP = 32, BUCKET = 16, COUNTERS = 64;
 static constexpr u64 EMPTY = ~0ull;
+static constexpr u32 NOT_HOT = ~0u; // no place of a hot row
 
 // The place of row (t, column) in the output, of which i = t * out_columns + column.
 static __device__ __forceinline__ u8 *place_of(const Gather &p, u32 i)
@@ -389,11 +390,11 @@ FOR_EACH_FORM(GATHER)
 // lane.py gives it room, all zeros, and reads the counts at their places.
 struct State {
     u64 owner; // a call's token, 0, or LATE
-    u32 sequence, misses, local, staged;
-    u32 posted, left; // blocks
-    u32 late;         // whether a chunk of this round was
+    u32 sequence;
+    u32 misses, near, staged; // rows of this round: of the pool, not of the pool, and of the pool by way of the CPU
+    u32 posted, left;         // blocks
+    u32 late;                 // whether a chunk of this round was
     u32 late_chunks, busy_calls; // counts, for those who look
-    u32 near;         // rows of this round, as `local` and `staged`
 };
 
 // A row that `post` has found for `mixed`; lane.py gives room for them.
@@ -435,7 +436,7 @@ static constexpr u64 LATE = ~0ull;
 static constexpr u32 CHUNK_UNIT = 16, FLAG_STRIDE = 8; // as in c/lane.h
 static constexpr u32 MIX_BLOCK = 1024, MIX_WARPS = MIX_BLOCK / WARP; // as in c/cuda.c
 static constexpr u32 POST_AT_ONCE = 4;                               // ids of a thread, as in c/cuda.c
-static constexpr u32 CHUNKS_AT_ONCE = 64, POLLED_AT_ONCE = 4;
+static constexpr u32 CHUNKS_AT_ONCE = 64, POLLED_AT_ONCE = 16;
 // Rows of a parcel, or near ones, that a warp turns into their form together; as in c/cuda.c.
 static constexpr u32 AT_ONCE = 4;
 // What is known of a chunk; THERE + n: it is at place n of the staging buffer.
@@ -483,17 +484,6 @@ extern "C" __global__ void take_lane(const __grid_constant__ Gather, const __gri
     take(m);
 }
 
-// Numbers for those threads of a warp that want one.
-static __device__ __forceinline__ u32 take_number(bool wanted, u32 *counter, u32 lane)
-{
-    const u32 who = __ballot_sync(~0u, wanted);
-    u32 first = 0;
-    if (who && lane == (u32)(__ffs(who) - 1))
-        first = atomicAdd(counter, __popc(who));
-    first = who ? __shfl_sync(~0u, first, __ffs(who) - 1) : 0;
-    return first + __popc(who & ((1u << lane) - 1));
-}
-
 // How many of the first `misses` rows of the pool are staged.
 static __device__ __forceinline__ u32 staged_of(const Mix &m, u32 misses)
 {
@@ -504,90 +494,141 @@ static __device__ __forceinline__ u32 staged_of(const Mix &m, u32 misses)
     return staged < m.capacity ? staged : m.capacity;
 }
 
-// find_hot(), asked by one thread.
-static __device__ __forceinline__ const u8 *find_hot_alone(const Hot &hot, i64 row)
+// The place of the hot copy of the row of each lane (-1: none), or NOT_HOT; asked by a whole warp. Eight lanes read a
+// bucket together: a load that goes to as many lines as a warp has lanes takes as many turns, and a lane that reads a
+// bucket alone does so eight times.
+static __device__ __forceinline__ u32 find_hot_each(const Hot &hot, int row, u32 lane)
 {
-    for (u32 bucket = bucket_of((u32)row, hot.buckets);; bucket = bucket + 1 == hot.buckets ? 0 : bucket + 1) {
-        const ulonglong2 *pairs = (const ulonglong2 *)(hot.entries + (u64)bucket * BUCKET);
-        bool empty = false;
-        u64 match = EMPTY;
+    static constexpr u32 READERS = BUCKET / 2, AT_A_TIME = WARP / READERS; // lanes of a bucket, buckets of a load
+    const ulonglong2 *const pairs = (const ulonglong2 *)hot.entries;       // [buckets][READERS]
+    u32 found = NOT_HOT, bucket = bucket_of((u32)row, hot.buckets);
+    for (u32 asking; (asking = __ballot_sync(~0u, row >= 0)) != 0;) {
+        ulonglong2 pair[READERS];
 #pragma unroll
-        for (u32 i = 0; i < BUCKET / 2; i++) {
-            const ulonglong2 pair = __ldg(pairs + i);
-            match = (i64)(pair.x >> 32) == row && pair.x != EMPTY ? pair.x : match;
-            match = (i64)(pair.y >> 32) == row && pair.y != EMPTY ? pair.y : match;
-            empty |= pair.x == EMPTY || pair.y == EMPTY;
+        for (u32 s = 0; s < READERS; s++) {
+            const u32 whose = s * AT_A_TIME + lane / READERS;
+            const u32 at = __shfl_sync(~0u, bucket, whose);
+            pair[s] = {EMPTY, EMPTY};
+            if (asking >> whose & 1)
+                pair[s] = __ldg(pairs + (u64)at * READERS + lane % READERS);
         }
-        if (match != EMPTY)
-            return hot.rows + (u64)(u32)match * hot.row_stride;
-        if (empty)
-            return nullptr;
+#pragma unroll
+        for (u32 s = 0; s < READERS; s++) {
+            const u64 x = pair[s].x, y = pair[s].y;
+            const u32 id = __shfl_sync(~0u, (u32)row, s * AT_A_TIME + lane / READERS);
+            const bool in_x = (u32)(x >> 32) == id && x != EMPTY, in_y = (u32)(y >> 32) == id && y != EMPTY;
+            // What the readers of the bucket of this lane's row saw, for the lanes whose turn this is.
+            const u32 first = lane % AT_A_TIME * READERS, readers = (1u << READERS) - 1;
+            const u32 matches = __ballot_sync(~0u, in_x || in_y) >> first & readers;
+            const u32 empty = __ballot_sync(~0u, x == EMPTY || y == EMPTY) >> first & readers;
+            const u32 place = __shfl_sync(~0u, (u32)(in_x ? x : y), first + (matches ? __ffs(matches) - 1 : 0));
+            if (lane / AT_A_TIME != s || row < 0)
+                continue;
+            if (matches)
+                found = place;
+            if (matches || empty)
+                row = -1; // an entry goes to the next bucket only from a full one
+        }
+        bucket = bucket + 1 == hot.buckets ? 0 : bucket + 1;
     }
+    return found;
+}
+
+// What is known of POST_AT_ONCE rows of the call, the first of them row `first` and the others `step` apart. Tables with
+// lanes have no rows beyond 2^31.
+struct Known {
+    int rows[POST_AT_ONCE]; // as row_of() gives them
+    u32 hot[POST_AT_ONCE];  // places of copies, or NOT_HOT
+};
+
+static __device__ __forceinline__ void look_up(const Gather &p, u32 first, u32 step, u32 lane, Known &known)
+{
+    const u32 total = p.outer * p.out_columns;
+#pragma unroll
+    for (u32 k = 0; k < POST_AT_ONCE; k++) {
+        const u32 i = first + k * step, t = i / p.out_columns;
+        known.rows[k] = i < total ? (int)row_of(p, t, i - t * p.out_columns) : -1;
+    }
+#pragma unroll
+    for (u32 k = 0; k < POST_AT_ONCE; k++)
+        known.hot[k] = p.hot.buckets ? find_hot_each(p.hot, known.rows[k], lane) : NOT_HOT;
 }
 
 // Give each row of the call its way.
 template <bool MANY> static __device__ __forceinline__ void post(const Gather &p, const Mix &m)
 {
-    __shared__ u32 own_misses, own_local, own_near;
+    __shared__ u32 own_misses, own_near;
     __shared__ bool mine;
     const u32 lane = threadIdx.x % WARP;
+    const u32 total = p.outer * p.out_columns, step = gridDim.x * blockDim.x;
+    u32 first = blockIdx.x * blockDim.x + threadIdx.x;
     let_next_begin();
-    if (MANY)
-        wait_for_last();
     if (threadIdx.x == 0) {
+        if (MANY)
+            wait_for_last();
         if (blockIdx.x == 0)
             *(volatile u64 *)m.begun = m.token;
-        own_misses = own_local = own_near = 0;
+        own_misses = own_near = 0;
         mine = MANY ? *(volatile u64 *)&m.state->owner == m.token : take(m);
     }
+    __syncwarp();
+    // The other warps look up their first rows meanwhile. What wrote the ids was over before the lane was asked for.
+    Known known;
+    look_up(p, first, step, lane, known);
     __syncthreads();
     if (!mine)
         return;
-    u32 *const misses = MANY ? &m.state->misses : &own_misses, *const local = MANY ? &m.state->local : &own_local;
-    u32 *const near = MANY ? &m.state->near : &own_near;
-    const u32 total = p.outer * p.out_columns, step = gridDim.x * blockDim.x;
+    u32 *const misses = MANY ? &m.state->misses : &own_misses, *const near = MANY ? &m.state->near : &own_near;
     u32 hits = 0;
-    for (u32 first = blockIdx.x * blockDim.x + threadIdx.x; first - lane < total; first += POST_AT_ONCE * step) {
-        i64 rows[POST_AT_ONCE];
+    while (first - lane < total) {
+        u32 missed[POST_AT_ONCE], others[POST_AT_ONCE]; // lanes
+        u32 number = 0, place = 0;
 #pragma unroll
         for (u32 k = 0; k < POST_AT_ONCE; k++) {
-            const u32 i = first + k * step, t = i / p.out_columns;
-            rows[k] = i < total ? row_of(p, t, i - t * p.out_columns) : -1;
+            const bool hot = known.hot[k] != NOT_HOT, miss = known.rows[k] >= 0 && !hot;
+            hits += hot;
+            missed[k] = __ballot_sync(~0u, miss);
+            others[k] = __ballot_sync(~0u, first + k * step < total && !miss);
+            number += __popc(missed[k]);
+            place += __popc(others[k]);
         }
+        // Both are on their way at once.
+        u32 taken = 0;
+        if (lane < 2)
+            taken = atomicAdd(lane == 0 ? misses : near, lane == 0 ? number : place);
+        number = __shfl_sync(~0u, taken, 0);
+        place = __shfl_sync(~0u, taken, 1);
 #pragma unroll
         for (u32 k = 0; k < POST_AT_ONCE; k++) {
-            const u32 i = first + k * step;
-            const i64 row = rows[k];
-            const u8 *from = row >= 0 && p.hot.buckets ? find_hot_alone(p.hot, row) : nullptr;
-            hits += from != nullptr;
-            const bool miss = row >= 0 && !from;
-            const u32 number = take_number(miss, misses, lane);
-            u32 slot = 0;
-            bool staged = false;
-            if (miss) {
-                from = p.base ? p.base + (u64)row * p.stride : nullptr;
-                if (number >= m.first_local) {
-                    const u32 rest = number - m.first_local, turn = rest % 64;
-                    slot = rest / 64 * (64 - m.local_of_64) + turn - m.local_of_64;
-                    staged = turn >= m.local_of_64 && slot < m.capacity;
+            const u32 i = first + k * step, below = (1u << lane) - 1;
+            if (missed[k] >> lane & 1) {
+                const int row = known.rows[k];
+                const u8 *const from = p.base ? p.base + (u64)row * p.stride : nullptr;
+                const u32 n = number + __popc(missed[k] & below), slot = staged_of(m, n);
+                if (staged_of(m, n + 1) == slot) {
+                    m.local[n - slot] = {from, i, 0};
+                } else {
+                    m.staged[slot] = {from, i, 0};
+                    m.ids[slot] = row;
                 }
+            } else if (others[k] >> lane & 1) {
+                const u32 at = known.hot[k];
+                const u8 *const from = at == NOT_HOT ? nullptr : p.hot.rows + (u64)at * p.hot.row_stride;
+                m.local[total - 1 - (place + __popc(others[k] & below))] = {from, i, 0};
             }
-            const u32 begin = take_number(miss && !staged, local, lane);
-            const u32 end = take_number(i < total && !miss, near, lane);
-            if (staged) {
-                m.staged[slot] = {from, i, 0};
-                m.ids[slot] = (int)row;
-            } else if (i < total) {
-                m.local[miss ? begin : total - 1 - end] = {from, i, 0};
-            }
+            number += __popc(missed[k]);
+            place += __popc(others[k]);
         }
+        first += POST_AT_ONCE * step;
+        if (first - lane < total)
+            look_up(p, first, step, lane, known);
     }
+    __syncthreads();
     if (p.hot.buckets) {
         hits = __reduce_add_sync(~0u, hits);
         if (lane == 0 && hits)
-            atomicAdd(p.hot.counters + (blockIdx.x * MIX_WARPS + threadIdx.x / WARP) % COUNTERS, (u64)hits);
+            atomicAdd(p.hot.counters + (blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP) % COUNTERS, (u64)hits);
     }
-    __syncthreads();
     if (threadIdx.x)
         return;
     // For all threads of the block, which the barrier put before this one.
@@ -599,11 +640,11 @@ template <bool MANY> static __device__ __forceinline__ void post(const Gather &p
     }
     const u32 staged = staged_of(m, MANY ? *(volatile u32 *)misses : own_misses);
     if (!MANY) {
-        m.state->local = own_local;
+        m.state->misses = own_misses;
         m.state->near = own_near;
     }
     m.state->staged = staged;
-    m.state->misses = m.state->posted = 0;
+    m.state->posted = 0;
     if (staged) {
         const u32 last = m.state->sequence, sequence = last == ~0u ? 1 : last + 1; // as ED_LANE_AFTER of c/lane.h
         m.state->sequence = sequence;
@@ -781,9 +822,9 @@ template <typename Form> static __device__ __forceinline__ void mixed(const Gath
     wait_for_last();
     const volatile State &state = *m.state;
     const u64 owner = state.owner; // all on their way at once
-    const u32 posted = state.staged, posted_sequence = state.sequence, local = m.host_rows ? 0 : state.local;
-    const u32 near = m.host_rows ? 0 : state.near;
+    const u32 posted = state.staged, posted_sequence = state.sequence, misses = state.misses, posted_near = state.near;
     const u32 staged = m.host_rows ? m.host_rows : posted, sequence = m.host_rows ? m.host_sequence : posted_sequence;
+    const u32 local = m.host_rows ? 0 : misses - posted, near = m.host_rows ? 0 : posted_near;
     if (!m.host_rows && owner != m.token) {
         if (p.base) {
             gather<Form>(p);
@@ -823,7 +864,7 @@ template <typename Form> static __device__ __forceinline__ void mixed(const Gath
         return;
     __threadfence();
     const u64 free = *(volatile u32 *)&m.state->late ? LATE : 0;
-    m.state->late = m.state->left = m.state->local = m.state->near = m.state->staged = 0;
+    m.state->late = m.state->left = m.state->misses = m.state->near = m.state->staged = 0;
     if (m.host_rows) {
         __threadfence_system();
         store_release(m.consumed, m.host_sequence);

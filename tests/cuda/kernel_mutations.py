@@ -56,19 +56,19 @@ MUTATIONS = (
     # Lists and the mailbox.
     Mutation(
         "a message before all ids are there",
-        LEAVE + "    // For all",
-        "    if (threadIdx.x)\n        return;\n    // For all",
+        "    __syncthreads();\n    if (p.hot.buckets) {\n        hits",
+        "    if (p.hot.buckets) {\n        hits",
     ),
     Mutation(
         "a message before all blocks have posted", "posted, 1)" + LAST_BLOCK, "posted, 1) > gridDim.x)\n", "large"
     ),
     Mutation(
-        "more rows staged than there is room for", "turn >= m.local_of_64 && slot < m.capacity", "turn >= m.local_of_64"
+        "more rows staged than there is room for", "return staged < m.capacity ? staged : m.capacity;", "return staged;"
     ),
     Mutation("sequence number 0 after the last one", "last == ~0u ? 1 : last + 1", "last + 1"),
-    Mutation(
-        "counts that stay for the next call", "m.state->misses = m.state->posted = 0;", "m.state->posted = 0;", "large"
-    ),
+    Mutation("misses of the call before", "m.state->misses = m.state->near =", "m.state->near =", "large"),
+    Mutation("blocks of the call before", "    m.state->posted = 0;\n", "", "large"),
+    Mutation("direct rows listed by their number among all", "m.local[n - slot]", "m.local[n]"),
     # The lane.
     Mutation("a lane given back before all blocks are done", "left, 1)" + LAST_BLOCK, "left, 1))\n"),
     Mutation(
@@ -90,19 +90,20 @@ MUTATIONS = (
     ),
     Mutation("a lane of another call used", "if (!m.host_rows && owner != m.token)", "if (!m.host_rows && !owner)"),
     Mutation("rows that could not be had, and nobody told", LATE, ""),
-    Mutation("no wait for the kernel that takes the lane", "    if (MANY)\n        wait_for_last();\n", "", "large"),
+    Mutation("no wait for the kernel that takes the lane", "        if (MANY)\n            wait_for_last();\n", "", "large"),
     Mutation("no wait for the kernel that posts", "    wait_for_last();\n    const volatile", "    const volatile"),
     # Rows that are near: hot ones and zeros.
-    Mutation("near rows of the call before", "m.state->local = m.state->near =", "m.state->local =", "large"),
+    Mutation("near rows of the call before", "m.state->near = m.state->staged =", "m.state->staged =", "large"),
     Mutation("near rows not copied where they have no blocks", "if (gridDim.x == m.far_blocks)", "if (!gridDim.x)"),
-    Mutation("near rows listed over those of the pool", "begin : total - 1 - end]", "begin : end]"),
+    Mutation("near rows listed over those of the pool", "total - 1 - (place +", "(place +"),
     Mutation("a step that leaves out near rows", "first += warps * AT_ONCE", "first += (warps + 1) * AT_ONCE"),
     # Hot rows, heads and columns.
     Mutation(
         "a hot row not looked for in further buckets",
-        "        if (empty)\n            return nullptr;\n",
-        "        return nullptr;\n",
+        "            if (matches || empty)\n                row = -1;",
+        "            row = -1;",
     ),
+    Mutation("a hot copy of another row of the warp", "first + (matches ?", "0 * first + (matches ?"),
     Mutation("ids counted within another head", "begin = p.head_begins[c];", "begin = p.head_begins[column];"),
     Mutation("ids of columns that are not read", "    if (column >= p.columns)\n        return -1;\n", ""),
 )

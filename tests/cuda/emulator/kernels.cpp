@@ -89,6 +89,6 @@ void begin_state(uint8_t *state, uint64_t owner, uint32_t sequence)
 StateSeen look_at_state(const uint8_t *state)
 {
     const State &s = *(const State *)state;
-    const bool clean = !s.misses && !s.local && !s.near && !s.staged && !s.posted && !s.left && !s.late;
+    const bool clean = !s.misses && !s.near && !s.staged && !s.posted && !s.left && !s.late;
     return {s.owner, s.sequence, s.late_chunks, s.busy_calls, s.owner == LATE, clean};
 }
