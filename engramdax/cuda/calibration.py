@@ -17,6 +17,8 @@ from engramdax.cuda.mix import MOST_DEADLINE_ROW_NS, MOST_DEADLINE_US, NEVER, Mi
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy.typing as npt
+
 FEW: Final = 1536
 MANY: Final = 98_304
 """Rows of calls that first_local is found with, and local_of_64: of 64 and 4,096 of DeepSeek-V4.1's tokens."""
@@ -37,7 +39,7 @@ LONG: Final = 20_000
 LONG_ROUNDS: Final = 7
 LONG_CALLS: Final = 4
 
-FROM_ROWS: Final = (128, 192, 256, 384, 512, 768, 1024, 1536, 3072)
+FROM_ROWS: Final = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072)
 FIRST_LOCAL: Final = (0, 64, 128, 192, 256, 384, 512, 768)
 LOCAL_OF_64: Final = (0, 2, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40)
 GAIN: Final = 0.97
@@ -52,8 +54,20 @@ LEAST_DEADLINE_US: Final = 150
 class Calibration:
     """Times gathers of random rows on a stream of its own, and finds the shares that serve best."""
 
-    def __init__(self, core: Any, rows: int, row_bytes: int, launch: Callable[[int, int, int, int], None]) -> None:
-        """`launch` takes the addresses of int32 ids and of the output, a number of rows and a stream."""
+    def __init__(
+        self,
+        core: Any,
+        rows: int,
+        row_bytes: int,
+        launch: Callable[[int, int, int, int], None],
+        *,
+        hot: npt.NDArray[np.int64] | None,
+        hot_share: float,
+    ) -> None:
+        """`launch` takes the addresses of int32 ids and of the output, a number of rows and a stream.
+
+        hot: hot rows, if there are any, and hot_share: the part of reads that they serve.
+        """
         self._core = core
         self._launch = launch
         self._most = max(1, min(MANY, OUTPUT_BYTES // row_bytes))
@@ -65,7 +79,15 @@ class Calibration:
         self._out = DeviceMemory(self._most * row_bytes)
         # Other ids in each call: the same ones would be in caches. One array for all calls, sent once.
         self._ids = DeviceMemory(SETS * self._most * 4)
-        self._ids.write(np.random.default_rng().integers(0, rows, SETS * self._most, np.int32))
+        random = np.random.default_rng()
+        ids = random.integers(0, rows, SETS * self._most, np.int32)
+        self._ids.write(ids)
+        self._typical = self._ids
+        if hot is not None and hot.size:
+            chosen = random.random(ids.size) < hot_share
+            ids[chosen] = random.choice(hot, np.count_nonzero(chosen))
+            self._typical = DeviceMemory(ids.nbytes)
+            self._typical.write(ids)
         self._turn = 0
 
     def close(self) -> None:
@@ -74,8 +96,12 @@ class Calibration:
             self._driver.cuEventDestroy(event)
         self._driver.cuStreamDestroy(self._stream)
 
-    def time(self, rows: int) -> float:
-        """Give the median time of a gather of so many rows, in microseconds on the device."""
+    def time(self, rows: int, *, typical: bool = False) -> float:
+        """Give the median time of a gather of so many rows, in microseconds on the device.
+
+        typical: as many of them hot as reads usually are, else as good as none.
+        """
+        ids = self._typical if typical else self._ids
         driver, (begin, end) = self._driver, self._events
         rounds, calls = (ROUNDS, CALLS) if rows < LONG else (LONG_ROUNDS, LONG_CALLS)
         found = []
@@ -84,7 +110,7 @@ class Calibration:
             for _ in range(calls):
                 at = self._turn * rows % ((SETS - 1) * self._most)
                 self._turn += 1
-                self._launch(self._ids.address + at * 4, self._out.address, rows, self._stream)
+                self._launch(ids.address + at * 4, self._out.address, rows, self._stream)
             driver.cuEventRecord(end, self._stream)
             checked(driver.cuEventSynchronize(end), "the GPU failed")
             if round_ >= 0:
@@ -131,9 +157,9 @@ class Calibration:
         found = NEVER
         for rows in reversed([n for n in FROM_ROWS if n <= self._most]):
             Mix(from_rows=NEVER).apply(self._core)
-            direct = self.time(rows)
+            direct = self.time(rows, typical=True)
             shares.apply(self._core)
-            if self.time(rows) > GAIN * direct:
+            if self.time(rows, typical=True) > GAIN * direct:
                 break
             found = rows
         return found

@@ -30,6 +30,8 @@ ROWS_PER_BUCKET: Final = 11
 COUNTERS: Final = 64
 """Of rows found, which warps spread their counts over."""
 
+SAMPLE: Final = 1 << 18
+
 COPY_BYTES: Final = 32 << 20
 """Of rows that are brought at once where the GPU cannot read the pool."""
 
@@ -45,6 +47,7 @@ class HotRows:
 
     plan, direct: for gathers of the table's raw rows; ids: the rows, none twice. fields: what plans need to know of
     them (`struct ed_cuda_hot`). count: rows; nbytes: GPU memory, hash table and all; seconds: what building took.
+    sample: SAMPLE of the rows at most, from all parts of the list, int64.
     """
 
     def __init__(self, table: Table, device: int, plan: Any, direct: int, ids: npt.NDArray[np.int64]) -> None:
@@ -53,6 +56,7 @@ class HotRows:
         start = time.perf_counter()
         driver = bindings()
         self.count = int(ids.size)
+        self.sample = ids[:: -(-self.count // SAMPLE) or 1].copy()
         buckets = max(1, -(-self.count // ROWS_PER_BUCKET))
         row_bytes = table.row_bytes  # dense: padding would cost rows
         self._entries = DeviceMemory(buckets * BUCKET * 8)

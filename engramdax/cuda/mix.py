@@ -29,9 +29,6 @@ MOST_DEADLINE_US: Final = 1_000_000
 MOST_DEADLINE_ROW_NS: Final = 20_000
 """Some 20 s for the largest call: no machine that can be calibrated takes so long, but a damaged file may say so."""
 
-LEAST_MISSED: Final = 0.01
-"""Where fewer rows are expected to miss, the least number of rows grows no further."""
-
 
 @dataclass(frozen=True, slots=True)
 class Mix:
@@ -51,9 +48,9 @@ class Mix:
     seconds: float = 0.0
     measured: dict[str, float] | None = None
 
-    def apply(self, core: Any, *, missed: float = 1.0) -> None:
-        """Let a lane's next launches go by it; `missed`: the share of rows that are expected not to be hot."""
-        core.from_rows = min(NEVER, int(self.from_rows / max(missed, LEAST_MISSED)))
+    def apply(self, core: Any) -> None:
+        """Let a lane's next launches go by it."""
+        core.from_rows = self.from_rows
         core.mix.first_local, core.mix.local_of_64 = self.first_local, self.local_of_64
         core.deadline_us, core.deadline_row = self.deadline_us, self.deadline_row_ns
 

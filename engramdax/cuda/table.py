@@ -112,7 +112,7 @@ class CudaTable:
             if known is None:
                 return self.calibrate()
             mix = known
-        mix.apply(self._lane.core, missed=1 - self._hot_share())
+        mix.apply(self._lane.core)
         return mix
 
     def _hot_share(self) -> float:
@@ -143,13 +143,20 @@ class CudaTable:
         mix = getattr(self, "mix", None) or Mix()  # that of before, should there be no new one
         try:
             with on_device(self.device):
-                calibration = Calibration(self._lane.core, self.table.rows, width, launch)
+                calibration = Calibration(
+                    self._lane.core,
+                    self.table.rows,
+                    width,
+                    launch,
+                    hot=self._hot.sample if self._hot else None,
+                    hot_share=self._hot_share(),
+                )
                 try:
                     mix = calibration.run()
                 finally:
                     calibration.close()
         finally:
-            mix.apply(self._lane.core, missed=1 - self._hot_share())
+            mix.apply(self._lane.core)
         self.mix = mix
         keep(self._mix_path(self._lane), self.mix)
         return self.mix
