@@ -57,6 +57,7 @@ struct slot {
     _Atomic(void *) context;
     _Atomic uint32_t cells; // of the job; the first is the caller's
     _Atomic uint32_t among; // workers that may have the others
+    _Atomic bool displaced; // whether a worker took a place that is another's
     uint32_t forks;         // the process whose jobs its cells are of; only looked at by owners
     struct cell cell[CELLS];
 };
@@ -219,7 +220,8 @@ static bool call_one_of(uint32_t among)
 static int call_helpers(unsigned s)
 {
     const struct ring ring = ring_of(s);
-    const bool only = atomic_load(&taken) == 1ull << s;
+    // Whether all who are busy are at their own places.
+    const bool only = atomic_load(&taken) == 1ull << s && !atomic_load(&slots[s].displaced);
     int called = 0;
     for (uint32_t place = 1; place < ring.cells && place <= ring.among && called < CALLED_AT_ONCE; place++) {
         const uint32_t worker = worker_at(&ring, place);
@@ -279,6 +281,9 @@ static bool help(uint32_t self, bool patient)
         const bool own = place && take(&slot->cell[place]);
         if (!own && (patient || !has_owner(s) || !find_place(slot, true, &place)))
             continue;
+        // His own may become free only now: a job is put up place by place.
+        if (!own)
+            atomic_store(&slot->displaced, true);
         atomic_store(&beds[self].busy, true);
         if (anybody_sleeps())
             call_for_all();
@@ -503,6 +508,8 @@ static bool put_up(struct ed_job *job, int helpers)
         atomic_store_explicit(&slot->cells, cells, memory_order_relaxed);
     if (atomic_load_explicit(&slot->among, memory_order_relaxed) != among)
         atomic_store_explicit(&slot->among, among, memory_order_relaxed);
+    if (atomic_load_explicit(&slot->displaced, memory_order_relaxed))
+        atomic_store_explicit(&slot->displaced, false, memory_order_relaxed);
     for (uint32_t i = 0; i < cells; i++) {
         struct cell *cell = &slot->cell[i];
         const ticket begin = first_chunk(job, i, cells), end = first_chunk(job, i + 1, cells);

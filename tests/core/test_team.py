@@ -14,10 +14,10 @@ pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compile
 ROOT = Path(__file__).parents[2]
 
 
-def compiled(name: str, folder: Path, *options: str) -> Path:
+def compiled(name: str, folder: Path, *options: str, team: Path = ROOT / "c/team.c") -> Path:
     """Give tests/core/NAME.c, compiled with the team alone."""
     program = folder / name
-    sources = [ROOT / f"tests/core/{name}.c", ROOT / "c/team.c"]
+    sources = [ROOT / f"tests/core/{name}.c", team]
     flags = ["-std=c11", "-O2", f"-I{ROOT / 'c'}", *options]
     subprocess.run(["cc", *flags, "-o", program, *sources, "-lpthread"], check=True)
     return program
@@ -37,6 +37,17 @@ def test_jobs_side_by_side_get_as_many_workers_as_they_want(places: Path, helper
     workers = max(5, sum(helpers))
     done = subprocess.run([places, str(workers), *map(str, helpers)], timeout=60, check=False)
     assert done.returncode == 0
+
+
+def test_no_job_waits_for_a_worker_that_sleeps_while_others_are_at_its_place(tmp_path: Path) -> None:
+    """With workers who take any place at once, also while a job is put up and their own places are not free yet."""
+    text = (ROOT / "c/team.c").read_text()
+    assert text.count("PATIENCE = 256") == 1
+    team = tmp_path / "team.c"
+    team.write_text(text.replace("PATIENCE = 256", "PATIENCE = 1"))
+    program = compiled("team_places", tmp_path, team=team)
+    for _ in range(12):
+        assert subprocess.run([program, "63", "63"], timeout=60, check=False).returncode == 0
 
 
 def test_jobs_of_a_forked_child_have_no_chunks_of_those_that_its_parent_had_begun(tmp_path: Path) -> None:
