@@ -37,6 +37,10 @@ struct run {
     uint64_t single[2];          // first_chunk of a call with one request
     uint64_t chunk_bytes;        // of output in a chunk, about
     bool stream;
+    // Whether chunk c is units [begins[c], begins[c + 1]) of the only request, of so many rows each.
+    bool divided;
+    uint32_t unit;
+    uint16_t begins[ED_MAX_THREADS + 1];
     // The lowest failing (request, position) of a bad id, as one number; UINT64_MAX for none.
     _Atomic uint64_t bad;
     _Atomic(uint8_t *) unreadable; // as in struct ed_failure; made by the first fault
@@ -199,9 +203,22 @@ static void copy_positions(struct run *run, uint64_t request, uint64_t begin, ui
     copy_range(run, request, &range, 0);
 }
 
+static void do_part(struct run *run, uint64_t chunk)
+{
+    const struct ed_request *q = run->requests;
+    uint64_t begin = (uint64_t)run->begins[chunk] * run->unit, end = (uint64_t)run->begins[chunk + 1] * run->unit;
+    begin = begin < q->count ? begin : q->count; // the last unit may be less than whole
+    end = end < q->count ? end : q->count;
+    copy_positions(run, 0, begin, end, q->out + begin * q->table->row_bytes);
+}
+
 static void do_chunk(void *context, uint64_t chunk)
 {
     struct run *run = context;
+    if (run->divided) {
+        do_part(run, chunk);
+        return;
+    }
     uint64_t low = 0, high = run->count; // the last request whose first chunk is at most this one
     while (high - low > 1) {
         const uint64_t middle = (low + high) / 2;
@@ -233,8 +250,9 @@ static uint64_t output_bytes(const struct ed_request *requests, uint64_t count)
     return bytes;
 }
 
-// Fill in a run; gives the number of threads that it is worth.
-static int plan(struct run *run, const struct ed_request *requests, uint64_t count, uint64_t *first_chunk)
+// Fill in a run; gives the number of threads that it is worth. `divide`: whether its chunks may be of sizes that
+// differ, so that all threads are done at once.
+static int plan(struct run *run, const struct ed_request *requests, uint64_t count, uint64_t *first_chunk, bool divide)
 {
     *run = (struct run){
         .requests = requests, .count = count, .first_chunk = count == 1 ? run->single : first_chunk, .bad = UINT64_MAX};
@@ -243,6 +261,14 @@ static int plan(struct run *run, const struct ed_request *requests, uint64_t cou
     const uint64_t worth = 1 + bytes / BYTES_PER_THREAD, limit = (uint64_t)ed_team_limit();
     const uint64_t threads = worth < limit ? worth : limit, share = (bytes + threads - 1) / threads;
     const uint64_t chunks_each = share / MOST_CHUNK_BYTES + 1; // of a thread, as many for all of them
+    run->divided = divide && chunks_each == 1 && threads == limit && threads > 1 && threads <= ED_MAX_THREADS;
+    if (run->divided) {
+        run->unit = (uint32_t)(requests->count / UINT16_MAX + 1);
+        ed_team_divide((uint32_t)threads, (uint16_t)((requests->count + run->unit - 1) / run->unit), run->begins);
+        firsts[0] = 0;
+        firsts[1] = threads;
+        return (int)threads;
+    }
     run->chunk_bytes = (share + chunks_each - 1) / chunks_each;
     run->chunk_bytes = run->chunk_bytes < LEAST_CHUNK_BYTES ? LEAST_CHUNK_BYTES : run->chunk_bytes;
     for (;; run->chunk_bytes *= 2) { // so that the chunks can be counted
@@ -322,7 +348,8 @@ int ed_gather(const struct ed_request *requests, uint64_t count, int threads, in
     if (alone && count == 1 && engine == ED_TEAM && !requests->tokens)
         return gather_inline(requests);
     struct run run;
-    const int worth = plan(&run, requests, count, first_chunk);
+    const bool divide = count == 1 && !requests->tokens && threads <= 0 && !alone && engine == ED_TEAM;
+    const int worth = plan(&run, requests, count, first_chunk, divide);
     for (uint64_t r = 0; r < count; r++)
         ed_table_count(requests[r].table, requests[r].count);
     const int limit = ed_team_limit();
@@ -334,7 +361,8 @@ int ed_gather(const struct ed_request *requests, uint64_t count, int threads, in
             gather_openmp(&requests[r], &run, threads);
     } else {
         ed_guard_prepare();
-        struct ed_job job = {.run = do_chunk, .context = &run, .chunks = (uint32_t)run.first_chunk[count]};
+        struct ed_job job = {
+            .run = do_chunk, .context = &run, .chunks = (uint32_t)run.first_chunk[count], .divided = run.divided};
         // The caller does one chunk at least.
         ed_team_run(&job, threads <= (int)job.chunks ? threads - 1 : (int)job.chunks - 1);
     }
@@ -384,11 +412,11 @@ struct ed_pending *ed_gather_start(const struct ed_request *request, int threads
     pending->request = *request;
     ed_table_count(request->table, request->count);
     ed_team_use();
-    const int worth = plan(&pending->run, &pending->request, 1, NULL);
+    // Not divided, since its caller is somewhere else: all threads are helpers.
+    const int worth = plan(&pending->run, &pending->request, 1, NULL, false);
     ed_guard_prepare();
     pending->job =
         (struct ed_job){.run = do_chunk, .context = &pending->run, .chunks = (uint32_t)pending->run.first_chunk[1]};
-    // The caller is somewhere else: all threads are helpers.
     ed_team_post(&pending->job, threads <= 0 ? worth : threads);
     return pending;
 }

@@ -18,8 +18,7 @@ enum {
     // So many of them stay posted. All would cost an idle worker two lines each, at each look, after one crowd of jobs:
     // 0.3 us before it sees the next one.
     KEPT_POSTED = 8,
-    // As many threads as may be in a job: beyond them no more memory bandwidth is to be had.
-    CELLS = 64,
+    CELLS = ED_MAX_THREADS,
     // Two call two each, and so on: the caller pays for two wake-ups, not for all.
     CALLED_AT_ONCE = 2,
     SPINS_BETWEEN_CLOCKS = 32,
@@ -31,7 +30,12 @@ enum {
     // Yielding lets no other thread run where the caller is of a real-time class: it has to sleep.
     SPINS_BEFORE_SLEEP = SPINS_BEFORE_YIELD + 1000,
     SLEEP_NS = 50 * 1000,
+    ONE = 1 << 16, // of a lead
 };
+
+// How much a thread's lead grows by, of the part of the mean time by which it was done sooner than others in one job;
+// and the most that one job may say, since a thread may have been interrupted.
+static const float GAIN = 0.125f, MOST_NEWS = 0.25f, LEAST_LEAD = -0.75f, MOST_LEAD = 1.0f;
 
 // A cell's word: the end of its range of chunks in the high half, the next one to take in the low half. Whoever adds
 // one to it and finds the former low half below the high one has that chunk, of whatever job the slot then holds: its
@@ -47,6 +51,7 @@ typedef uint64_t ticket;
 struct cell {
     _Alignas(128) _Atomic ticket word;
     _Atomic uint32_t done;  // chunks of this cell that are done
+    _Atomic uint32_t ended; // ns: when the last of them was, of a divided job
     _Atomic uint32_t taken; // whether a worker has begun with this cell
 };
 
@@ -57,6 +62,7 @@ struct slot {
     _Atomic(void *) context;
     _Atomic uint32_t cells; // of the job; the first is the caller's
     _Atomic uint32_t among; // workers that may have the others
+    _Atomic bool attended;  // whether the job's caller is at work at it, too
     _Atomic bool displaced; // whether a worker took a place that is another's
     uint32_t forks;         // the process whose jobs its cells are of; only looked at by owners
     struct cell cell[CELLS];
@@ -83,6 +89,8 @@ static _Atomic int spin_us = DEFAULT_SPIN_US;
 static _Atomic int64_t awake_until; // ns: until then the first so many workers spin
 static _Atomic uint32_t awake_workers;
 static _Alignas(128) _Atomic int64_t used; // ns: when there was last work to share; written in each call
+// By how much more than an equal part of a divided job each cell's thread does in the same time.
+static _Alignas(128) _Atomic int32_t leads[CELLS];
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 
 // Take a chunk of a cell; false where there is none left.
@@ -104,6 +112,7 @@ static void work_off(struct slot *slot, struct cell *cell, bool run)
     while (claim(cell, &chunk)) {
         if (run)
             slot->run(atomic_load_explicit(&slot->context, memory_order_relaxed), chunk);
+        atomic_store_explicit(&cell->ended, (uint32_t)ed_now_ns(), memory_order_relaxed);
         atomic_fetch_add_explicit(&cell->done, 1, memory_order_release);
     }
 }
@@ -260,6 +269,19 @@ static void call_kept_awake(void)
         called += call(i);
 }
 
+// Do the chunks of a cell, then what is left of others. Not so where it had only one and all are awake: then so have
+// the others, whose threads have begun with them or are about to, and each look takes the line of one away from it. The
+// job's caller does what nobody comes for.
+static void work_off_from(struct slot *slot, uint32_t place, bool own)
+{
+    const uint32_t cells = atomic_load_explicit(&slot->cells, memory_order_relaxed);
+    const bool attended = atomic_load_explicit(&slot->attended, memory_order_relaxed);
+    const ticket t = atomic_load_explicit(&slot->cell[place].word, memory_order_relaxed);
+    const bool one = own && attended && NEXT(t) + 1 >= END(t) && !anybody_sleeps();
+    for (uint32_t c = 0; c < (one ? 1 : cells); c++)
+        work_off(slot, &slot->cell[(place + c) % cells], true);
+}
+
 // Help the posted jobs as long as they have chunks and places; tell whether there were any. Who is not `patient` also
 // takes places that are not his.
 static bool help(uint32_t self, bool patient)
@@ -287,9 +309,7 @@ static bool help(uint32_t self, bool patient)
         atomic_store(&beds[self].busy, true);
         if (anybody_sleeps())
             call_for_all();
-        const uint32_t cells = atomic_load_explicit(&slot->cells, memory_order_relaxed);
-        for (uint32_t c = 0; c < cells; c++)
-            work_off(slot, &slot->cell[(place + c) % cells], true);
+        work_off_from(slot, place, own);
         atomic_store_explicit(&beds[self].busy, false, memory_order_release);
         helped = true;
     }
@@ -468,6 +488,45 @@ static uint64_t first_chunk(const struct ed_job *job, uint32_t cell, uint32_t ce
     return (uint64_t)job->chunks * cell / cells;
 }
 
+void ed_team_divide(uint32_t threads, uint16_t units, uint16_t *begins)
+{
+    uint32_t parts[CELLS], all = 0;
+    for (uint32_t i = 0; i < threads; i++)
+        all += parts[i] = (uint32_t)(ONE + atomic_load_explicit(&leads[i], memory_order_relaxed));
+    uint64_t before = 0;
+    for (uint32_t i = 0; i < threads; i++) {
+        begins[i] = (uint16_t)(before * units / all);
+        before += parts[i];
+    }
+    begins[threads] = units;
+}
+
+// See which threads were done with their part of a divided job sooner than others.
+static void learn(const struct ed_job *job, const struct slot *slot)
+{
+    if (job->chunks != job->cells)
+        return; // not by all threads
+    float took[CELLS], all = 0, leads_now[CELLS], sum = 0;
+    for (uint32_t i = 0; i < job->cells; i++) {
+        const uint32_t ended = atomic_load_explicit(&slot->cell[i].ended, memory_order_relaxed);
+        all += took[i] = (float)(ended - (uint32_t)job->begun);
+    }
+    if (all == 0)
+        return; // by a clock that does not tell
+    const float mean = all / (float)job->cells;
+    for (uint32_t i = 0; i < job->cells; i++) {
+        float news = (mean - took[i]) / mean;
+        news = news < -MOST_NEWS ? -MOST_NEWS : news > MOST_NEWS ? MOST_NEWS : news;
+        const float part = 1 + (float)atomic_load_explicit(&leads[i], memory_order_relaxed) / ONE;
+        sum += leads_now[i] = part * (1 + GAIN * news);
+    }
+    for (uint32_t i = 0; i < job->cells; i++) {
+        float lead = leads_now[i] * (float)job->cells / sum - 1;
+        lead = lead < LEAST_LEAD ? LEAST_LEAD : lead > MOST_LEAD ? MOST_LEAD : lead;
+        atomic_store_explicit(&leads[i], (int32_t)(lead * ONE), memory_order_relaxed);
+    }
+}
+
 // Leave no chunk of a parent's job in a slot: a job is seen cell by cell, and a worker who came to a cell before it is
 // written would do that chunk for this one. Not done in the handler of forks, since other threads of the parent put
 // jobs up while its memory is copied.
@@ -500,6 +559,8 @@ static bool put_up(struct ed_job *job, int helpers)
     const uint32_t started = (uint32_t)atomic_load_explicit(&workers, memory_order_relaxed);
     const uint32_t among = job->among && job->among < started ? job->among : started;
     job->cells = cells;
+    if (job->divided)
+        job->begun = ed_now_ns();
     if (slot->run != job->run)
         slot->run = job->run;
     if (atomic_load_explicit(&slot->context, memory_order_relaxed) != job->context)
@@ -508,6 +569,8 @@ static bool put_up(struct ed_job *job, int helpers)
         atomic_store_explicit(&slot->cells, cells, memory_order_relaxed);
     if (atomic_load_explicit(&slot->among, memory_order_relaxed) != among)
         atomic_store_explicit(&slot->among, among, memory_order_relaxed);
+    if (atomic_load_explicit(&slot->attended, memory_order_relaxed) != job->attended)
+        atomic_store_explicit(&slot->attended, job->attended, memory_order_relaxed);
     if (atomic_load_explicit(&slot->displaced, memory_order_relaxed))
         atomic_store_explicit(&slot->displaced, false, memory_order_relaxed);
     for (uint32_t i = 0; i < cells; i++) {
@@ -533,6 +596,7 @@ static void call_sleepers(const struct ed_job *job)
 
 void ed_team_post(struct ed_job *job, int helpers)
 {
+    job->attended = false;
     if (put_up(job, helpers))
         call_sleepers(job);
 }
@@ -585,6 +649,26 @@ static void fetch_cells(const struct slot *slot, uint64_t cells)
         __builtin_prefetch(&slot->cell[__builtin_ctzll(cells)]);
 }
 
+// Wait for the cells that are left. Each is looked at in each turn, so that those that were done meanwhile travel
+// together.
+static void wait_for_cells(const struct ed_job *job, const struct slot *slot, uint64_t left)
+{
+    for (unsigned spins = 0;; spins++) {
+        for (uint64_t some = left; some; some &= some - 1) {
+            const uint32_t cell = (uint32_t)__builtin_ctzll(some);
+            left &= ~((uint64_t)is_done(job, slot, cell) << cell);
+        }
+        if (!left)
+            return;
+        if (spins < SPINS_BEFORE_YIELD)
+            ed_relax();
+        else if (spins < SPINS_BEFORE_SLEEP)
+            sched_yield();
+        else
+            nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
+    }
+}
+
 // Take the tickets that are left, do their chunks or only count them as done, and wait for the others.
 static void end(struct ed_job *job, bool run)
 {
@@ -605,16 +689,9 @@ static void end(struct ed_job *job, bool run)
         if (is_done(job, slot, i))
             left &= ~(1ull << i);
     }
-    for (unsigned spins = 0; left; left &= left - 1)
-        while (!is_done(job, slot, (uint32_t)__builtin_ctzll(left))) {
-            if (spins < SPINS_BEFORE_YIELD)
-                ed_relax();
-            else if (spins < SPINS_BEFORE_SLEEP)
-                sched_yield();
-            else
-                nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
-            spins++;
-        }
+    wait_for_cells(job, slot, left);
+    if (job->divided && run)
+        learn(job, slot);
     if (job->slot >= KEPT_POSTED)
         atomic_fetch_and(&posted, ~(1ull << job->slot));
     atomic_fetch_and(&taken, ~(1ull << job->slot));
@@ -628,6 +705,7 @@ void ed_team_wait(struct ed_job *job)
 
 void ed_team_run(struct ed_job *job, int helpers)
 {
+    job->attended = true;
     // Those who sleep already are called at once, and call the rest. Where there are none, those who went to sleep
     // meanwhile are looked for when the own part is done: for the fence the caller would wait until the last worker's
     // cell is written.

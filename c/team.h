@@ -20,6 +20,8 @@ typedef void (*ed_chunk_function)(void *context, uint64_t chunk);
 enum {
     ED_MAX_CHUNKS = (1 << 20) - 1,
     ED_MAX_WORKERS = 255,
+    // As many as may be in a job: beyond them no more memory bandwidth is to be had.
+    ED_MAX_THREADS = 64,
 };
 
 struct ed_job {
@@ -30,6 +32,9 @@ struct ed_job {
     int slot;        // where it is put up, -1 where it is not
     uint32_t cells;  // ranges that its chunks are divided into: range c begins with chunk c * chunks / cells
     uint32_t forks;  // the process that put it up
+    bool attended;   // whether its caller does chunks from the begin on
+    bool divided;    // by its caller: whether its chunks are of the sizes that ed_team_divide() gave
+    int64_t begun;   // ns: when it was put up, if it is divided
 };
 
 // Put a job up for at most `helpers` workers, 63 at most, and call those that sleep; it stays valid until
@@ -45,6 +50,11 @@ void ed_team_run(struct ed_job *job, int helpers);
 
 // End the job without doing what nobody has begun: wait for the chunks that workers are in.
 void ed_team_drop(struct ed_job *job);
+
+// Divide `units` of like work among all `threads` threads of the team, 2 to ED_MAX_THREADS, such that they are done at
+// the same time, as far as jobs before tell: chunk i of a job with so many chunks is units [begins[i], begins[i + 1]).
+// Cores differ, and one that others use, or whose other hardware thread is at work, may take twice as long.
+void ed_team_divide(uint32_t threads, uint16_t units, uint16_t *begins);
 
 // Do one chunk of a posted job that nobody has begun; false where there is none.
 bool ed_team_help(struct ed_job *job);

@@ -59,3 +59,8 @@ def test_a_caller_calls_two_sleepers_at_most_and_none_for_a_job_that_is_done(tmp
     """The others are called by those."""
     done = subprocess.run([compiled("team_calls", tmp_path, "-Wl,--wrap=syscall")], timeout=60, check=False)
     assert done.returncode == 0
+
+
+def test_threads_get_parts_of_a_job_by_what_they_did_of_jobs_before(tmp_path: Path) -> None:
+    done = subprocess.run([compiled("team_division", tmp_path)], timeout=60, check=False)
+    assert done.returncode == 0

@@ -30,6 +30,27 @@ def test_counts_around_the_borders_of_chunks(load: Callable, workers: Callable, 
         assert np.array_equal(loaded.table.gather(ids, threads=threads), loaded.expected(ids))
 
 
+@pytest.mark.parametrize("row_bytes", [1, 8, 264, 5120])
+def test_calls_of_one_chunk_a_thread(load: Callable, workers: Callable, row_bytes: int):
+    """Chunks of sizes that change with what each thread did before; of small rows, several are a unit."""
+    loaded = load(rows=20_000 if row_bytes < 5120 else 2000, row_bytes=row_bytes)
+    workers(6)
+    random = np.random.default_rng(row_bytes)
+    for output in random.integers(32 << 10, 180 << 10, 60):
+        count = int(output) // row_bytes
+        ids = random.integers(-1, loaded.table.rows, count).astype(np.int32)
+        room = np.full(count * row_bytes + 128, 0xA5, np.uint8)
+        out = room[64 : 64 + count * row_bytes]
+        loaded.table.gather(ids, out=out)
+        assert np.array_equal(out.reshape(count, row_bytes), loaded.expected(ids))
+        assert (room[:64] == 0xA5).all()
+        assert (room[64 + count * row_bytes :] == 0xA5).all()
+        bad = int(random.integers(count))
+        ids[bad] = loaded.table.rows
+        with pytest.raises(RowIdError, match=rf"ids\[{bad}\] is "):
+            loaded.table.gather(ids, out=out)
+
+
 @pytest.mark.parametrize("row_bytes", [1, 7, 64, 264, 1000, 5120, 12_288, 12_289, 24_577, 49_153, 1 << 20])
 def test_every_kind_of_row_with_output_past_the_caches(load: Callable, workers: Callable, row_bytes: int):
     # Just below and well above 16 MiB of output, where rows are put together aside and streamed.

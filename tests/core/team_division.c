@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Jobs of one chunk a thread: how they are divided, what is learned from them, and that their callers do what nobody
+// comes for.
+#define _GNU_SOURCE
+#include <stdatomic.h>
+#include <string.h>
+#include <time.h>
+
+#include "stress.h"
+#include "team.h"
+
+enum { THREADS = 4, SLOW = 2, UNITS = 1000, UNIT_NS = 4000, TIMES_SLOWER = 3, JOBS = 100, NAP_NS = 20 * 1000 };
+
+static uint16_t begins[ED_MAX_THREADS + 1];
+static _Atomic uint32_t counts[ED_MAX_THREADS];
+static _Atomic uint32_t begun;
+static _Atomic bool over;
+
+static uint32_t units_of(uint64_t part)
+{
+    return (uint32_t)begins[part + 1] - begins[part];
+}
+
+static void nap(int64_t ns)
+{
+    nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
+}
+
+// All threads meet first, so that each has one chunk, however late it comes.
+static void work(void *context, uint64_t chunk)
+{
+    const uint32_t *before = context;
+    atomic_fetch_add(&begun, 1);
+    while (atomic_load(&begun) < *before + THREADS)
+        nap(NAP_NS);
+    nap(units_of(chunk) * UNIT_NS * (chunk == SLOW ? TIMES_SLOWER : 1));
+}
+
+static void count(void *context, uint64_t chunk)
+{
+    (void)context;
+    atomic_fetch_add(&counts[chunk], 1);
+}
+
+static void wait_until_over(void *context, uint64_t chunk)
+{
+    (void)context, (void)chunk;
+    atomic_fetch_add(&begun, 1);
+    while (!atomic_load(&over))
+        nap(NAP_NS);
+}
+
+static void check_division(uint32_t threads, uint16_t units)
+{
+    memset(begins, 0xff, sizeof begins);
+    ed_team_divide(threads, units, begins);
+    check(begins[0] == 0 && begins[threads] == units, "a division leaves units out");
+    for (uint32_t i = 0; i < threads; i++)
+        check(begins[i] <= begins[i + 1], "a division goes backwards");
+}
+
+static void check_divisions(uint64_t *chance)
+{
+    for (uint32_t threads = 2; threads <= ED_MAX_THREADS; threads++) {
+        for (uint16_t units = 0; units < 2 * ED_MAX_THREADS; units++)
+            check_division(threads, units);
+        check_division(threads, UINT16_MAX);
+        check_division(threads, (uint16_t)next(chance));
+    }
+}
+
+int main(void)
+{
+    uint64_t chance = 1;
+    check_divisions(&chance);
+    ed_team_divide(THREADS, UNITS, begins);
+    for (int i = 0; i < THREADS; i++)
+        check(units_of((uint64_t)i) == UNITS / THREADS, "a first division is not equal");
+
+    // A thread that takes three times as long for a unit gets fewer, and the others more.
+    ed_team_configure(THREADS, 0);
+    for (int i = 0; i < JOBS; i++) {
+        ed_team_divide(THREADS, UNITS, begins);
+        uint32_t before = atomic_load(&begun);
+        struct ed_job job = {.run = work, .context = &before, .chunks = THREADS, .divided = true};
+        ed_team_run(&job, THREADS - 1);
+    }
+    for (uint64_t i = 0; i < THREADS; i++)
+        check((units_of(i) < UNITS / THREADS * 3 / 4) == (i == SLOW), "a slow thread has as much to do as others");
+    check_divisions(&chance);
+
+    // All workers are in another job.
+    struct ed_job held = {.run = wait_until_over, .chunks = THREADS - 1};
+    ed_team_post(&held, THREADS - 1);
+    while (atomic_load(&begun) < (JOBS + 1) * THREADS - 1)
+        nap(NAP_NS);
+    struct ed_job job = {.run = count, .chunks = THREADS, .divided = true};
+    ed_team_run(&job, THREADS - 1);
+    atomic_store(&over, true);
+    ed_team_wait(&held);
+    for (int i = 0; i < THREADS; i++)
+        check(atomic_load(&counts[i]) == 1, "a chunk was done more than once, or not at all");
+    return 0;
+}
