@@ -2,9 +2,10 @@
 """The contest on the GPU: rows out of one registered table, by our kernels and by serving engines' own.
 
 All contenders run in one process and in turn, with ids of the same kind, fresh for each call and on the device before
-the clock starts. A turn is a call that does not count, and the one that does: like the peers on the host, who are
-measured in loops of their own, each finds the caches and threads of the CPU as its own call left them. With a pause
-before each call they are as the pause left them, for all contenders, and a turn is one call. Device time is taken by
+the clock starts. A turn is a call that does not count, and the one that does; where the CPU has a part in it, as many
+that do not count as the peers on the host have, who are measured in loops of their own: each finds the caches and
+threads of the CPU as its own calls left them. With a pause before each call they are as the pause left them, for all
+contenders, and a turn is one call. Device time is taken by
 events around the call, with the device kept busy in front of the first, so that launch costs of the host do not count;
 they are timed by themselves. Peers read the very memory of our table, as two arrays: their bytes are then none of ours,
 so bytes are compared on a small table that is held both ways.
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from engramdax.bench.gpu_host_peers import OF_PINNED_MEMORY, HostPeers
+from engramdax.bench.gpu_host_peers import WARM as HOST_WARM
 from engramdax.bench.gpu_outcome import Series, Step
 from engramdax.bench.gpu_peers import DIM, SCALES, VllmLookup, sglang_gather
 from engramdax.cuda.memory import View
@@ -83,7 +85,7 @@ class Contest:
     """A table, and everybody who can gather from it: `heads` rows a token.
 
     draw: gives fresh ids int32 [tokens, heads] on the device. pause_s: how long nothing is done before each call that
-    counts. calls_of_turn: how many calls a contender has in each round of `run`, of which the last counts.
+    counts.
     """
 
     def __init__(
@@ -100,7 +102,6 @@ class Contest:
         self.table = table
         self._draw = draw
         self._pause_s = pause_s
-        self.calls_of_turn = 1 if pause_s else 2
         start = time.perf_counter()
         self.direct = table.cuda(path="direct")
         self.registration_s = time.perf_counter() - start
@@ -155,7 +156,7 @@ class Contest:
         burnt, started = team_seconds(), time.perf_counter()
         for round_ in range(-WARM, rounds):
             for (name, call), (begin, end) in zip(calls.items(), events, strict=True):
-                for _ in range(self.calls_of_turn - 1):
+                for _ in range(self.warm_calls(name)):
                     fresh_ids()
                     call()
                 fresh_ids()
@@ -165,6 +166,12 @@ class Contest:
                     series[name].host_us.append(host)
         self.cores_burnt[tokens] = (team_seconds() - burnt) / (time.perf_counter() - started)
         return list(series.values())
+
+    def warm_calls(self, name: str) -> int:
+        """Give how many calls of a contender in each round of `run` do not count."""
+        if self._pause_s:
+            return 0
+        return HOST_WARM if "mix" in name else 1  # the CPU has a part in those
 
     def _timed(self, call: Callable[[], Any], begin: Any, end: Any, *, busy: int = BUSY_CYCLES) -> tuple[float, float]:
         """Give the microseconds of a call on the device, and those that it took to launch."""

@@ -143,7 +143,8 @@ def hold(plan: Plan, progress: Callable[[str], None]) -> Outcome:
             series += found + on_the_host[tokens]
             if contest.hot:
                 calls = next(s for s in found if s.contender == f"{OURS} hot")
-                asked = (len(calls.device_us) + WARM) * contest.calls_of_turn * tokens * heads
+                turns = len(calls.device_us) + WARM
+                asked = turns * (contest.warm_calls(calls.contender) + 1) * tokens * heads
                 shares[tokens] = (contest.hot.hits() - before) / asked
         steps = []
         for tokens in (n for n in STEP_TOKENS if n in plan.tokens):

@@ -90,7 +90,7 @@ MUTATIONS = (
     ),
     Mutation("a lane of another call used", "if (!m.host_rows && owner != m.token)", "if (!m.host_rows && !owner)"),
     Mutation("rows that could not be had, and nobody told", LATE, ""),
-    Mutation("no wait for the kernel that takes the lane", "        if (MANY)\n            wait_for_last();\n", "", "large"),
+    Mutation("no wait for the kernel that takes the lane", "if (MANY)\n            wait_for_last();", "", "large"),
     Mutation("no wait for the kernel that posts", "    wait_for_last();\n    const volatile", "    const volatile"),
     # Rows that are near: hot ones and zeros.
     Mutation("near rows of the call before", "m.state->near = m.state->staged =", "m.state->staged =", "large"),
