@@ -26,12 +26,16 @@ enum {
     MIX_WARPS = MIX_BLOCK / 32,
     POST_AT_ONCE = 4, // ids of a thread
     AT_ONCE = 4,      // near rows of a warp
-    // One block posts so many rows in a few turns; more blocks want a kernel before them that asks for the lane.
+    // One block posts so many rows in a few turns; more blocks want a kernel before them that asks for the lane. With
+    // hot rows there are several from the begin on: a multiprocessor has few reads of far memory on their way, of which
+    // each row's lookup is one, and so its threads have one row each.
     FEW_ROWS = 2 * MIX_BLOCK,
     POST_BLOCK = 256,
     POST_BLOCKS = 128,
     // A chunk is at most this much, so that one that is late or held up holds up little, and each thread gets some.
+    // Where half the rows are hot, the CPU is soon done, and the sooner the first chunk is there, the better.
     CHUNK_BYTES = 28 << 10,
+    HOT_CHUNK_BYTES = 14 << 10,
     CHUNKS_PER_THREAD = 4,
     // Of a block's warps the first looks for chunks, at most so many copy them, and the others copy rows directly.
     MOST_COPIERS = 16,
@@ -222,9 +226,10 @@ static uint64_t place_rows(struct ed_cuda_gather *p, const struct ed_cuda_gather
 }
 
 // Rows of a chunk for a call of `rows` rows.
-static uint32_t chunk_rows(const struct ed_cuda_lane *lane, uint64_t rows, uint64_t row_bytes)
+static uint32_t chunk_rows(const struct ed_cuda_lane *lane, uint64_t rows, uint64_t row_bytes, bool hot)
 {
-    const uint64_t most = CHUNK_BYTES / row_bytes / ED_LANE_CHUNK_UNIT, few = rows / lane->threads / CHUNKS_PER_THREAD;
+    const uint64_t bytes = hot ? HOT_CHUNK_BYTES : CHUNK_BYTES;
+    const uint64_t most = bytes / row_bytes / ED_LANE_CHUNK_UNIT, few = rows / lane->threads / CHUNKS_PER_THREAD;
     const uint64_t wanted = (few + ED_LANE_CHUNK_UNIT - 1) / ED_LANE_CHUNK_UNIT;
     const uint64_t units = wanted < most ? wanted : most;
     return (uint32_t)(units == 0 ? 1 : units < ED_LANE_MOST_UNITS ? units : ED_LANE_MOST_UNITS) * ED_LANE_CHUNK_UNIT;
@@ -278,9 +283,10 @@ static int prepare_mix(struct ed_cuda_mix *m, const struct ed_cuda_lane *lane, u
 {
     *m = lane->mix;
     m->deadline_ns = lane->deadline_us * 1000ull + rows * lane->deadline_row;
-    m->chunk_rows = chunk_rows(lane, rows, p->row_bytes);
+    const bool hot = p->hot.buckets != 0;
+    m->chunk_rows = chunk_rows(lane, rows, p->row_bytes, hot);
     m->chunk_stride = (uint32_t)((m->chunk_rows * p->row_bytes + ED_LANE_ALIGN - 1) / ED_LANE_ALIGN * ED_LANE_ALIGN);
-    *grid = plan_blocks(m, lane, rows, p->row_bytes, p->hot.buckets != 0);
+    *grid = plan_blocks(m, lane, rows, p->row_bytes, hot);
     const bool trouble = *(const volatile uint32_t *)(uintptr_t)m->failed || ed_lane_troubled(lane->lane);
     return trouble ? ED_CUDA_TROUBLE : 0;
 }
@@ -300,7 +306,8 @@ static int launch_mix(struct ed_cuda_gather *p, const struct ed_cuda_route *rout
     if (rows <= FEW_ROWS && !p->hot.buckets) {
         result = launch(lane->post_few, 1, MIX_BLOCK, 0, list, stream);
     } else {
-        const uint64_t blocks = (rows + POST_BLOCK - 1) / POST_BLOCK;
+        const uint64_t rows_of_a_block = p->hot.buckets ? POST_BLOCK : POST_AT_ONCE * POST_BLOCK;
+        const uint64_t blocks = (rows + rows_of_a_block - 1) / rows_of_a_block;
         result = launch(lane->take, 1, 1, 0, list, stream);
         if (!result)
             result = follow(lane->post_many, (uint32_t)(blocks < POST_BLOCKS ? blocks : POST_BLOCKS), POST_BLOCK, 0,

@@ -327,7 +327,7 @@ class Table:
         unless there are fewer than 4 threads or another process has the GPU's lanes.
         threads: of the CPU for that, by default three quarters of the cores that the process may use, divided among
         the processes that have lanes. sm_share: the part of the GPU's multiprocessors whose blocks copy rows of a
-        mixed call, and wait for the CPU meanwhile, by default a sixteenth.
+        mixed call, and wait for the CPU meanwhile, by default a twentieth.
         heads: (first, count), the rank's part of the ids' last dimension, of which padded_heads (default: count)
         come out, the last ones zeros. rows: (low, high), the rank's part of the table; ids outside give rows of
         zeros. progress: called with bytes registered, from another thread.
