@@ -45,9 +45,6 @@ LOCAL_OF_64: Final = (0, 2, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40)
 GAIN: Final = 0.97
 """A mix has to be this much faster than the direct path to be taken."""
 
-HOT_GAIN: Final = 1.05
-"""With hot rows it may be a little slower: some calls have few of them, and take a direct one that much longer."""
-
 LATE: Final = 3
 """Chunks are late after so many times what a gather usually takes."""
 
@@ -158,12 +155,11 @@ class Calibration:
     def _from_rows(self, shares: Mix) -> int:
         """Give the least number of rows from which on the mix is faster."""
         found = NEVER
-        gain = GAIN if self._typical is self._ids else HOT_GAIN
         for rows in reversed([n for n in FROM_ROWS if n <= self._most]):
             Mix(from_rows=NEVER).apply(self._core)
             direct = self.time(rows, typical=True)
             shares.apply(self._core)
-            if self.time(rows, typical=True) > gain * direct:
+            if self.time(rows, typical=True) > GAIN * direct:
                 break
             found = rows
         return found
