@@ -21,7 +21,7 @@ demo: $(VENV)/.demo
 # The tests that need minutes are part of it; `$(BIN)/pytest` alone leaves them out.
 test: $(VENV)/.test lint wheel sanitize tsan
 	tools/fuzz 5 || [ $$? = 77 ]
-	ENGRAMDAX_KILLS=150 ENGRAMDAX_SCHEDULES=10000 $(BIN)/pytest -m "" $(TWO) --ignore=tests/rack
+	ENGRAMDAX_KILLS=80 ENGRAMDAX_SCHEDULES=10000 $(BIN)/pytest -m "" $(TWO) --ignore=tests/rack
 	$(BIN)/pytest -m "" $(RACK)
 
 # All tests in virtual hosts, those that take too long for every run, too.
