@@ -2,11 +2,11 @@
 // The team: the worker threads of this process, shared by all gathers.
 //
 // A job is a number of chunks and a function that does one. Its caller puts it up, in equal ranges of chunks, one for
-// each thread. Everybody, the caller too, takes chunks by ticket, of the own range first, then of the others', and the
-// caller waits until all chunks are done, not until all threads are: a worker that was descheduled before it took a
-// ticket holds nobody up, as it would at an OpenMP join. Concurrent jobs share the workers. Workers never call into
-// Python or CUDA; they are started when a job first wants them, spin for a while after work and then sleep. A forked
-// child starts its own.
+// each thread. Everybody, the caller too, takes chunks by ticket, of the own range first, then of the others' (workers
+// not so where each has one chunk and all are awake), and the caller waits until all chunks are done, not until all
+// threads are: a worker that was descheduled before it took a ticket holds nobody up, as it would at an OpenMP join.
+// Concurrent jobs share the workers. Workers never call into Python or CUDA; they are started when a job first wants
+// them, spin for a while after work and then sleep. A forked child starts its own.
 #ifndef ENGRAMDAX_TEAM_H
 #define ENGRAMDAX_TEAM_H
 
