@@ -51,7 +51,7 @@ typedef uint64_t ticket;
 struct cell {
     _Alignas(128) _Atomic ticket word;
     _Atomic uint32_t done;  // chunks of this cell that are done
-    _Atomic uint32_t ended; // ns: when the last of them was, of a divided job
+    _Atomic uint32_t ended; // ns, low half: when the last of them was done, which is asked of divided jobs
     _Atomic uint32_t taken; // whether a worker has begun with this cell
 };
 
