@@ -62,7 +62,7 @@ struct slot {
     _Atomic(void *) context;
     _Atomic uint32_t cells; // of the job; the first is the caller's
     _Atomic uint32_t among; // workers that may have the others
-    _Atomic bool attended;  // whether the job's caller is at work at it, too
+    _Atomic bool one_each;  // whether each thread has one chunk at most, the caller, who is at work, too
     _Atomic bool displaced; // whether a worker took a place that is another's
     uint32_t forks;         // the process whose jobs its cells are of; only looked at by owners
     struct cell cell[CELLS];
@@ -269,15 +269,15 @@ static void call_kept_awake(void)
         called += call(i);
 }
 
-// Do the chunks of a cell, then what is left of others. Not so where it had only one and all are awake: then so have
-// the others, whose threads have begun with them or are about to, and each look takes the line of one away from it. The
-// job's caller does what nobody comes for.
+// Do the chunks of a cell, then what is left of others. Not so where each had only one and all are awake: then the
+// others' threads have begun with theirs or are about to, and each look takes the line of one away from it. The job's
+// caller does what nobody comes for. Of how many are left of this cell nothing follows: others may have done them, and
+// there may be many of another cell.
 static void work_off_from(struct slot *slot, uint32_t place, bool own)
 {
     const uint32_t cells = atomic_load_explicit(&slot->cells, memory_order_relaxed);
-    const bool attended = atomic_load_explicit(&slot->attended, memory_order_relaxed);
-    const ticket t = atomic_load_explicit(&slot->cell[place].word, memory_order_relaxed);
-    const bool one = own && attended && NEXT(t) + 1 >= END(t) && !anybody_sleeps();
+    const bool one_each = atomic_load_explicit(&slot->one_each, memory_order_relaxed);
+    const bool one = own && one_each && !anybody_sleeps();
     for (uint32_t c = 0; c < (one ? 1 : cells); c++)
         work_off(slot, &slot->cell[(place + c) % cells], true);
 }
@@ -569,8 +569,9 @@ static bool put_up(struct ed_job *job, int helpers)
         atomic_store_explicit(&slot->cells, cells, memory_order_relaxed);
     if (atomic_load_explicit(&slot->among, memory_order_relaxed) != among)
         atomic_store_explicit(&slot->among, among, memory_order_relaxed);
-    if (atomic_load_explicit(&slot->attended, memory_order_relaxed) != job->attended)
-        atomic_store_explicit(&slot->attended, job->attended, memory_order_relaxed);
+    const bool one_each = job->attended && job->chunks <= cells;
+    if (atomic_load_explicit(&slot->one_each, memory_order_relaxed) != one_each)
+        atomic_store_explicit(&slot->one_each, one_each, memory_order_relaxed);
     if (atomic_load_explicit(&slot->displaced, memory_order_relaxed))
         atomic_store_explicit(&slot->displaced, false, memory_order_relaxed);
     for (uint32_t i = 0; i < cells; i++) {

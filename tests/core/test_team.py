@@ -64,3 +64,9 @@ def test_a_caller_calls_two_sleepers_at_most_and_none_for_a_job_that_is_done(tmp
 def test_threads_get_parts_of_a_job_by_what_they_did_of_jobs_before(tmp_path: Path) -> None:
     done = subprocess.run([compiled("team_division", tmp_path)], timeout=60, check=False)
     assert done.returncode == 0
+
+
+def test_a_worker_that_comes_late_helps_others_with_theirs_where_its_own_chunks_are_done(tmp_path: Path) -> None:
+    """Of a job with several chunks a thread."""
+    done = subprocess.run([compiled("team_late", tmp_path)], timeout=60, check=False)
+    assert done.returncode == 0
