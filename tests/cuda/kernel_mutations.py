@@ -68,6 +68,18 @@ MUTATIONS = (
     Mutation("sequence number 0 after the last one", "last == ~0u ? 1 : last + 1", "last + 1"),
     Mutation("misses of the call before", "m.state->misses = m.state->near =", "m.state->near =", "large"),
     Mutation("blocks of the call before", "    m.state->posted = 0;\n", "", "large"),
+    Mutation(
+        "rows of further turns not posted",
+        "    while (first - lane < total) {",
+        "    if (first - lane < total) {",
+        "large",
+    ),
+    Mutation(
+        "rows of further turns not looked up",
+        "        if (first - lane < total)\n            look_up(p, first, step, lane, known);\n",
+        "",
+        "large",
+    ),
     Mutation("direct rows listed by their number among all", "m.local[n - slot]", "m.local[n]"),
     # The lane.
     Mutation("a lane given back before all blocks are done", "left, 1)" + LAST_BLOCK, "left, 1))\n"),

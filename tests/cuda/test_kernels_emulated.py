@@ -43,6 +43,7 @@ RARE = (
     "launches of post_few",
     "launches of post_many",
     "launches of take_lane",
+    "launches that post with fewer blocks",
     "launches with shared memory",
     "rounds of chunks in other places",
     "rounds of more than 64 chunks",
