@@ -26,12 +26,12 @@ enum {
     MIX_WARPS = MIX_BLOCK / 32,
     POST_AT_ONCE = 4, // ids of a thread
     AT_ONCE = 4,      // near rows of a warp
-    // One block posts so many rows in a few turns; more blocks want a kernel before them that asks for the lane. With
-    // hot rows there are several from the begin on: a multiprocessor has few reads of far memory on their way, of which
-    // each row's lookup is one, and so its threads have one row each.
+    // So many rows are posted by one block, of MIX_BLOCK threads; more blocks want a kernel before them that asks for
+    // the lane. With hot rows there are several from the begin on, whose threads have one row each as long as there are
+    // blocks: a multiprocessor has few reads of far memory on their way, of which each row's lookup is one.
     FEW_ROWS = 2 * MIX_BLOCK,
-    POST_BLOCK = 256,
-    POST_BLOCKS = 128,
+    POST_BLOCK = 256, // threads of one of several
+    MOST_POST_BLOCKS = 128,
     // A chunk is at most this much, so that one that is late or held up holds up little, and each thread gets some.
     // Where half the rows are hot, the CPU is soon done, and the sooner the first chunk is there, the better.
     CHUNK_BYTES = 28 << 10,
@@ -310,8 +310,8 @@ static int launch_mix(struct ed_cuda_gather *p, const struct ed_cuda_route *rout
         const uint64_t blocks = (rows + rows_of_a_block - 1) / rows_of_a_block;
         result = launch(lane->take, 1, 1, 0, list, stream);
         if (!result)
-            result = follow(lane->post_many, (uint32_t)(blocks < POST_BLOCKS ? blocks : POST_BLOCKS), POST_BLOCK, 0,
-                            list, stream);
+            result = follow(lane->post_many, (uint32_t)(blocks < MOST_POST_BLOCKS ? blocks : MOST_POST_BLOCKS),
+                            POST_BLOCK, 0, list, stream);
     }
     return result ? result : follow(route->mixed, grid.blocks, MIX_BLOCK, grid.shared_bytes, list, stream);
 }

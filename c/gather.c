@@ -14,7 +14,8 @@
 enum {
     // A chunk is at most this much output, some microseconds, so that one that is held up holds up little; and
     // at least this much, against some hundred nanoseconds for its ticket and its first row, which nobody fetched
-    // ahead. Between the two, each thread gets one: its rows are all fetched together (docs/performance.md).
+    // ahead. Between the two, each thread gets one: its rows are all fetched together (docs/performance.md). Where the
+    // team divides a call, chunks have at most this much on average: a fast thread's is larger, a slow one's smaller.
     MOST_CHUNK_BYTES = 28 << 10,
     LEAST_CHUNK_BYTES = 6 << 10,
     // For each so much output one more thread (16 cores, Xeon, DRAM: of 264-byte rows 240 take 0.75 of the time of half
@@ -37,9 +38,10 @@ struct run {
     uint64_t single[2];          // first_chunk of a call with one request
     uint64_t chunk_bytes;        // of output in a chunk, about
     bool stream;
-    // Whether chunk c is units [begins[c], begins[c + 1]) of the only request, of so many rows each.
+    // Whether the team divided the only request: chunk c is its units [begins[c], begins[c + 1]). first_chunk holds,
+    // too; chunk_bytes does not.
     bool divided;
-    uint32_t unit;
+    uint32_t unit_rows; // so many that 16 bits count the units
     uint16_t begins[ED_MAX_THREADS + 1];
     // The lowest failing (request, position) of a bad id, as one number; UINT64_MAX for none.
     _Atomic uint64_t bad;
@@ -203,10 +205,11 @@ static void copy_positions(struct run *run, uint64_t request, uint64_t begin, ui
     copy_range(run, request, &range, 0);
 }
 
-static void do_part(struct run *run, uint64_t chunk)
+static void do_divided(struct run *run, uint64_t chunk)
 {
     const struct ed_request *q = run->requests;
-    uint64_t begin = (uint64_t)run->begins[chunk] * run->unit, end = (uint64_t)run->begins[chunk + 1] * run->unit;
+    const uint64_t unit_rows = run->unit_rows;
+    uint64_t begin = run->begins[chunk] * unit_rows, end = run->begins[chunk + 1] * unit_rows;
     begin = begin < q->count ? begin : q->count; // the last unit may be less than whole
     end = end < q->count ? end : q->count;
     copy_positions(run, 0, begin, end, q->out + begin * q->table->row_bytes);
@@ -216,7 +219,7 @@ static void do_chunk(void *context, uint64_t chunk)
 {
     struct run *run = context;
     if (run->divided) {
-        do_part(run, chunk);
+        do_divided(run, chunk);
         return;
     }
     uint64_t low = 0, high = run->count; // the last request whose first chunk is at most this one
@@ -250,9 +253,20 @@ static uint64_t output_bytes(const struct ed_request *requests, uint64_t count)
     return bytes;
 }
 
-// Fill in a run; gives the number of threads that it is worth. `divide`: whether its chunks may be of sizes that
+// Have the team divide a run's only request, a chunk for each thread.
+static void divide(struct run *run, uint32_t threads)
+{
+    const uint64_t rows = run->requests->count;
+    run->divided = true;
+    run->unit_rows = (uint32_t)(rows / UINT16_MAX + 1);
+    ed_team_divide(threads, (uint16_t)((rows + run->unit_rows - 1) / run->unit_rows), run->begins);
+    run->single[1] = threads;
+}
+
+// Fill in a run; gives the number of threads that it is worth. `divisible`: whether its chunks may be of sizes that
 // differ, so that all threads are done at once.
-static int plan(struct run *run, const struct ed_request *requests, uint64_t count, uint64_t *first_chunk, bool divide)
+static int plan(struct run *run, const struct ed_request *requests, uint64_t count, uint64_t *first_chunk,
+                bool divisible)
 {
     *run = (struct run){
         .requests = requests, .count = count, .first_chunk = count == 1 ? run->single : first_chunk, .bad = UINT64_MAX};
@@ -261,12 +275,9 @@ static int plan(struct run *run, const struct ed_request *requests, uint64_t cou
     const uint64_t worth = 1 + bytes / BYTES_PER_THREAD, limit = (uint64_t)ed_team_limit();
     const uint64_t threads = worth < limit ? worth : limit, share = (bytes + threads - 1) / threads;
     const uint64_t chunks_each = share / MOST_CHUNK_BYTES + 1; // of a thread, as many for all of them
-    run->divided = divide && chunks_each == 1 && threads == limit && threads > 1 && threads <= ED_MAX_THREADS;
-    if (run->divided) {
-        run->unit = (uint32_t)(requests->count / UINT16_MAX + 1);
-        ed_team_divide((uint32_t)threads, (uint16_t)((requests->count + run->unit - 1) / run->unit), run->begins);
-        firsts[0] = 0;
-        firsts[1] = threads;
+    // The team knows how fast its threads are where all of them are at work.
+    if (divisible && chunks_each == 1 && threads == limit && threads > 1 && threads <= ED_MAX_THREADS) {
+        divide(run, (uint32_t)threads);
         return (int)threads;
     }
     run->chunk_bytes = (share + chunks_each - 1) / chunks_each;
@@ -348,8 +359,8 @@ int ed_gather(const struct ed_request *requests, uint64_t count, int threads, in
     if (alone && count == 1 && engine == ED_TEAM && !requests->tokens)
         return gather_inline(requests);
     struct run run;
-    const bool divide = count == 1 && !requests->tokens && threads <= 0 && !alone && engine == ED_TEAM;
-    const int worth = plan(&run, requests, count, first_chunk, divide);
+    const bool divisible = count == 1 && !requests->tokens && threads <= 0 && !alone && engine == ED_TEAM;
+    const int worth = plan(&run, requests, count, first_chunk, divisible);
     for (uint64_t r = 0; r < count; r++)
         ed_table_count(requests[r].table, requests[r].count);
     const int limit = ed_team_limit();

@@ -30,12 +30,14 @@ enum {
     // Yielding lets no other thread run where the caller is of a real-time class: it has to sleep.
     SPINS_BEFORE_SLEEP = SPINS_BEFORE_YIELD + 1000,
     SLEEP_NS = 50 * 1000,
-    ONE = 1 << 16, // of a lead
+    LEAD_OF_ONE = 1 << 16, // as leads are kept
 };
 
 // How much a thread's lead grows by, of the part of the mean time by which it was done sooner than others in one job;
 // and the most that one job may say, since a thread may have been interrupted.
-static const float GAIN = 0.125f, MOST_NEWS = 0.25f, LEAST_LEAD = -0.75f, MOST_LEAD = 1.0f;
+static const float GAIN = 0.125f, MOST_NEWS = 0.25f;
+// Between them, a thread has from a quarter of an equal part to two.
+static const float LEAST_LEAD = -0.75f, MOST_LEAD = 1.0f;
 
 // A cell's word: the end of its range of chunks in the high half, the next one to take in the low half. Whoever adds
 // one to it and finds the former low half below the high one has that chunk, of whatever job the slot then holds: its
@@ -89,7 +91,7 @@ static _Atomic int spin_us = DEFAULT_SPIN_US;
 static _Atomic int64_t awake_until; // ns: until then the first so many workers spin
 static _Atomic uint32_t awake_workers;
 static _Alignas(128) _Atomic int64_t used; // ns: when there was last work to share; written in each call
-// By how much more than an equal part of a divided job each cell's thread does in the same time.
+// By how much more than an equal part of a divided job each cell's thread does in the same time, in LEAD_OF_ONE.
 static _Alignas(128) _Atomic int32_t leads[CELLS];
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 
@@ -229,15 +231,14 @@ static bool call_one_of(uint32_t among)
 static int call_helpers(unsigned s)
 {
     const struct ring ring = ring_of(s);
-    // Whether all who are busy are at their own places.
-    const bool only = atomic_load(&taken) == 1ull << s && !atomic_load(&slots[s].displaced);
+    const bool all_at_own_places = atomic_load(&taken) == 1ull << s && !atomic_load(&slots[s].displaced);
     int called = 0;
     for (uint32_t place = 1; place < ring.cells && place <= ring.among && called < CALLED_AT_ONCE; place++) {
         const uint32_t worker = worker_at(&ring, place);
         // The place is looked at last: its line is in the cache of who works there.
         if (sleeps(worker))
             called += !is_taken(s, place) && call(worker);
-        else if (!only && atomic_load(&beds[worker].busy))
+        else if (!all_at_own_places && atomic_load(&beds[worker].busy))
             called += !is_taken(s, place) && call_one_of(ring.among);
     }
     return called;
@@ -277,8 +278,8 @@ static void work_off_from(struct slot *slot, uint32_t place, bool own)
 {
     const uint32_t cells = atomic_load_explicit(&slot->cells, memory_order_relaxed);
     const bool one_each = atomic_load_explicit(&slot->one_each, memory_order_relaxed);
-    const bool one = own && one_each && !anybody_sleeps();
-    for (uint32_t c = 0; c < (one ? 1 : cells); c++)
+    const bool only_this = own && one_each && !anybody_sleeps();
+    for (uint32_t c = 0; c < (only_this ? 1 : cells); c++)
         work_off(slot, &slot->cell[(place + c) % cells], true);
 }
 
@@ -492,7 +493,7 @@ void ed_team_divide(uint32_t threads, uint16_t units, uint16_t *begins)
 {
     uint32_t parts[CELLS], all = 0;
     for (uint32_t i = 0; i < threads; i++)
-        all += parts[i] = (uint32_t)(ONE + atomic_load_explicit(&leads[i], memory_order_relaxed));
+        all += parts[i] = (uint32_t)(LEAD_OF_ONE + atomic_load_explicit(&leads[i], memory_order_relaxed));
     uint64_t before = 0;
     for (uint32_t i = 0; i < threads; i++) {
         begins[i] = (uint16_t)(before * units / all);
@@ -506,7 +507,8 @@ static void learn(const struct ed_job *job, const struct slot *slot)
 {
     if (job->chunks != job->cells)
         return; // not by all threads
-    float took[CELLS], all = 0, leads_now[CELLS], sum = 0;
+
+    float took[CELLS], all = 0, parts[CELLS], sum = 0;
     for (uint32_t i = 0; i < job->cells; i++) {
         const uint32_t ended = atomic_load_explicit(&slot->cell[i].ended, memory_order_relaxed);
         all += took[i] = (float)(ended - (uint32_t)job->begun);
@@ -517,13 +519,13 @@ static void learn(const struct ed_job *job, const struct slot *slot)
     for (uint32_t i = 0; i < job->cells; i++) {
         float news = (mean - took[i]) / mean;
         news = news < -MOST_NEWS ? -MOST_NEWS : news > MOST_NEWS ? MOST_NEWS : news;
-        const float part = 1 + (float)atomic_load_explicit(&leads[i], memory_order_relaxed) / ONE;
-        sum += leads_now[i] = part * (1 + GAIN * news);
+        const float part = 1 + (float)atomic_load_explicit(&leads[i], memory_order_relaxed) / LEAD_OF_ONE;
+        sum += parts[i] = part * (1 + GAIN * news);
     }
     for (uint32_t i = 0; i < job->cells; i++) {
-        float lead = leads_now[i] * (float)job->cells / sum - 1;
+        float lead = parts[i] * (float)job->cells / sum - 1;
         lead = lead < LEAST_LEAD ? LEAST_LEAD : lead > MOST_LEAD ? MOST_LEAD : lead;
-        atomic_store_explicit(&leads[i], (int32_t)(lead * ONE), memory_order_relaxed);
+        atomic_store_explicit(&leads[i], (int32_t)(lead * LEAD_OF_ONE), memory_order_relaxed);
     }
 }
 
@@ -539,8 +541,27 @@ static void empty_after_fork(struct slot *slot, uint32_t now)
     slot->forks = now;
 }
 
-// Put a job up; false where nobody can help. Who sleeps is not called.
-static bool put_up(struct ed_job *job, int helpers)
+// Write what workers have to know of a job into its slot.
+static void describe(struct slot *slot, const struct ed_job *job, uint32_t among, bool attended)
+{
+    if (slot->run != job->run)
+        slot->run = job->run;
+    if (atomic_load_explicit(&slot->context, memory_order_relaxed) != job->context)
+        atomic_store_explicit(&slot->context, job->context, memory_order_relaxed);
+    if (atomic_load_explicit(&slot->cells, memory_order_relaxed) != job->cells)
+        atomic_store_explicit(&slot->cells, job->cells, memory_order_relaxed);
+    if (atomic_load_explicit(&slot->among, memory_order_relaxed) != among)
+        atomic_store_explicit(&slot->among, among, memory_order_relaxed);
+    const bool one_each = attended && job->chunks <= job->cells;
+    if (atomic_load_explicit(&slot->one_each, memory_order_relaxed) != one_each)
+        atomic_store_explicit(&slot->one_each, one_each, memory_order_relaxed);
+    if (atomic_load_explicit(&slot->displaced, memory_order_relaxed))
+        atomic_store_explicit(&slot->displaced, false, memory_order_relaxed);
+}
+
+// Put a job up; false where nobody can help. Who sleeps is not called. `attended`: whether the caller is at work at it,
+// too, from now on.
+static bool put_up(struct ed_job *job, int helpers, bool attended)
 {
     job->slot = -1;
     job->cells = 1;
@@ -561,19 +582,7 @@ static bool put_up(struct ed_job *job, int helpers)
     job->cells = cells;
     if (job->divided)
         job->begun = ed_now_ns();
-    if (slot->run != job->run)
-        slot->run = job->run;
-    if (atomic_load_explicit(&slot->context, memory_order_relaxed) != job->context)
-        atomic_store_explicit(&slot->context, job->context, memory_order_relaxed);
-    if (atomic_load_explicit(&slot->cells, memory_order_relaxed) != cells)
-        atomic_store_explicit(&slot->cells, cells, memory_order_relaxed);
-    if (atomic_load_explicit(&slot->among, memory_order_relaxed) != among)
-        atomic_store_explicit(&slot->among, among, memory_order_relaxed);
-    const bool one_each = job->attended && job->chunks <= cells;
-    if (atomic_load_explicit(&slot->one_each, memory_order_relaxed) != one_each)
-        atomic_store_explicit(&slot->one_each, one_each, memory_order_relaxed);
-    if (atomic_load_explicit(&slot->displaced, memory_order_relaxed))
-        atomic_store_explicit(&slot->displaced, false, memory_order_relaxed);
+    describe(slot, job, among, attended);
     for (uint32_t i = 0; i < cells; i++) {
         struct cell *cell = &slot->cell[i];
         const ticket begin = first_chunk(job, i, cells), end = first_chunk(job, i + 1, cells);
@@ -597,8 +606,7 @@ static void call_sleepers(const struct ed_job *job)
 
 void ed_team_post(struct ed_job *job, int helpers)
 {
-    job->attended = false;
-    if (put_up(job, helpers))
+    if (put_up(job, helpers, false))
         call_sleepers(job);
 }
 
@@ -706,11 +714,10 @@ void ed_team_wait(struct ed_job *job)
 
 void ed_team_run(struct ed_job *job, int helpers)
 {
-    job->attended = true;
     // Those who sleep already are called at once, and call the rest. Where there are none, those who went to sleep
     // meanwhile are looked for when the own part is done: for the fence the caller would wait until the last worker's
     // cell is written.
-    if (put_up(job, helpers) && !(anybody_sleeps() && call_helpers((unsigned)job->slot))) {
+    if (put_up(job, helpers, true) && !(anybody_sleeps() && call_helpers((unsigned)job->slot))) {
         struct slot *slot = &slots[job->slot];
         work_off(slot, &slot->cell[0], true);
         call_sleepers(job);

@@ -25,16 +25,17 @@ enum {
 };
 
 struct ed_job {
+    // Said by its caller.
     ed_chunk_function run;
     void *context;
     uint32_t chunks; // 1 to ED_MAX_CHUNKS
     uint32_t among;  // the first so many workers are called for it; 0: any
-    int slot;        // where it is put up, -1 where it is not
-    uint32_t cells;  // ranges that its chunks are divided into: range c begins with chunk c * chunks / cells
-    uint32_t forks;  // the process that put it up
-    bool attended;   // whether its caller does chunks from the begin on
-    bool divided;    // by its caller: whether its chunks are of the sizes that ed_team_divide() gave
-    int64_t begun;   // ns: when it was put up, if it is divided
+    bool divided;    // whether its chunks are of the sizes that ed_team_divide() gave; for ed_team_run() alone
+    // The team's.
+    int slot;       // where it is put up, -1 where it is not
+    uint32_t cells; // ranges of as many chunks each: range c begins with chunk c * chunks / cells
+    uint32_t forks; // the process that put it up
+    int64_t begun;  // ns: when it was put up, if it is divided
 };
 
 // Put a job up for at most `helpers` workers, 63 at most, and call those that sleep; it stays valid until

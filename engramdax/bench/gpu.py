@@ -5,10 +5,10 @@ All contenders run in one process and in turn, with ids of the same kind, fresh 
 the clock starts. A turn is a call that does not count, and the one that does; where the CPU has a part in it, as many
 that do not count as the peers on the host have, who are measured in loops of their own: each finds the caches and
 threads of the CPU as its own calls left them. With a pause before each call they are as the pause left them, for all
-contenders, and a turn is one call. Device time is taken by
-events around the call, with the device kept busy in front of the first, so that launch costs of the host do not count;
-they are timed by themselves. Peers read the very memory of our table, as two arrays: their bytes are then none of ours,
-so bytes are compared on a small table that is held both ways.
+contenders, and a turn is one call. Device time is taken by events around the call, with the device kept busy in front
+of the first, so that launch costs of the host do not count; they are timed by themselves. Peers read the very memory of
+our table, as two arrays: their bytes are then none of ours, so bytes are compared on a small table that is held both
+ways.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Calibration:
     ) -> None:
         """`launch` takes the addresses of int32 ids and of the output, a number of rows and a stream.
 
-        hot: hot rows, if there are any, and hot_share: the part of reads that they serve.
+        hot: rows that are, or some of them, if there are any; hot_share: the part of reads that all of them serve.
         """
         self._core = core
         self._launch = launch
@@ -77,17 +77,16 @@ class Calibration:
         )
         self._events = [checked(driver.cuEventCreate(0), "cannot make an event") for _ in range(2)]
         self._out = DeviceMemory(self._most * row_bytes)
-        # Other ids in each call: the same ones would be in caches. One array for all calls, sent once.
-        self._ids = DeviceMemory(SETS * self._most * 4)
+        # Other ids in each call: the same ones would be in caches. One array of each kind for all calls, sent once.
         random = np.random.default_rng()
         ids = random.integers(0, rows, SETS * self._most, np.int32)
-        self._ids.write(ids)
-        self._typical = self._ids
+        self._uniform_ids = self._typical_ids = DeviceMemory(ids.nbytes)
+        self._uniform_ids.write(ids)
         if hot is not None and hot.size:
             chosen = random.random(ids.size) < hot_share
             ids[chosen] = random.choice(hot, np.count_nonzero(chosen))
-            self._typical = DeviceMemory(ids.nbytes)
-            self._typical.write(ids)
+            self._typical_ids = DeviceMemory(ids.nbytes)
+            self._typical_ids.write(ids)
         self._turn = 0
 
     def close(self) -> None:
@@ -99,9 +98,10 @@ class Calibration:
     def time(self, rows: int, *, typical: bool = False) -> float:
         """Give the median time of a gather of so many rows, in microseconds on the device.
 
-        typical: as many of them hot as reads usually are, else as good as none.
+        typical: as many of them hot as reads usually are, else uniform ids, of which few are. The shares are of rows
+        that no hot copy serves, and are found with those.
         """
-        ids = self._typical if typical else self._ids
+        ids = self._typical_ids if typical else self._uniform_ids
         driver, (begin, end) = self._driver, self._events
         rounds, calls = (ROUNDS, CALLS) if rows < LONG else (LONG_ROUNDS, LONG_CALLS)
         found = []

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hot rows: copies of the most-read rows in GPU memory, behind a hash table that the kernels probe.
 
-Rows lie dense; an entry of the hash table is 8 bytes, 16 to a bucket, a bucket one memory access of a warp.
+Rows lie dense; an entry of the hash table is 8 bytes, 16 to a bucket, a bucket one line of memory.
 An entry that finds its bucket full goes to the next one, so every row that fits the budget is in.
 """
 
@@ -32,6 +32,7 @@ COUNTERS: Final = 64
 """Of rows found, which warps spread their counts over."""
 
 SAMPLE: Final = 1 << 18
+"""Hot rows at most whose ids are kept on the host, for calibration to gather: a list may have many millions."""
 
 COPY_BYTES: Final = 32 << 20
 """Of rows that are brought at once where the GPU cannot read the pool."""

@@ -381,7 +381,7 @@ FOR_EACH_FORM(GATHER)
 // The mix: a gather whose rows come on three ways. Hot rows and rows of zeros are near; some of the pool's are read
 // directly (`local`); the others are staged: they come by way of the CPU team, through a lane (c/lane.h). Three kernels
 // follow each other on the stream: `take` asks for the lane, `post` divides the rows and sends the message (one kernel
-// for few rows), `mixed` copies.
+// for few rows where none are hot), `mixed` copies.
 //
 // A lane has one round in flight, and belongs to the call whose token its owner word holds, from `take` until the last
 // block of `mixed` leaves. A call that finds it taken reads all its rows directly. Where a chunk did not come in time,
@@ -436,7 +436,8 @@ static constexpr u64 LATE = ~0ull;
 static constexpr u32 CHUNK_UNIT = 16, FLAG_STRIDE = 8; // as in c/lane.h
 static constexpr u32 MIX_BLOCK = 1024, MIX_WARPS = MIX_BLOCK / WARP; // as in c/cuda.c
 static constexpr u32 POST_AT_ONCE = 4;                               // ids of a thread, as in c/cuda.c
-static constexpr u32 CHUNKS_AT_ONCE = 64, POLLED_AT_ONCE = 16;
+static constexpr u32 CHUNKS_AT_ONCE = 64; // of a staged block
+static constexpr u32 POLLED_AT_ONCE = 16; // chunks that its first warp looks for, each look being a way over PCIe
 // Rows of a parcel, or near ones, that a warp turns into their form together; as in c/cuda.c.
 static constexpr u32 AT_ONCE = 4;
 // What is known of a chunk; THERE + n: it is at place n of the staging buffer.
@@ -534,13 +535,14 @@ static __device__ __forceinline__ u32 find_hot_each(const Hot &hot, int row, u32
     return found;
 }
 
-// What is known of POST_AT_ONCE rows of the call, the first of them row `first` and the others `step` apart. Tables with
-// lanes have no rows beyond 2^31.
+// What is known of POST_AT_ONCE rows of the call, the first of them row `first` and the others `step` apart. Tables
+// with lanes have no rows beyond 2^31.
 struct Known {
     int rows[POST_AT_ONCE]; // as row_of() gives them
     u32 hot[POST_AT_ONCE];  // places of copies, or NOT_HOT
 };
 
+// Asked by a whole warp.
 static __device__ __forceinline__ void look_up(const Gather &p, u32 first, u32 step, u32 lane, Known &known)
 {
     const u32 total = p.outer * p.out_columns;
@@ -582,28 +584,29 @@ template <bool MANY> static __device__ __forceinline__ void post(const Gather &p
     u32 hits = 0;
     while (first - lane < total) {
         u32 missed[POST_AT_ONCE], others[POST_AT_ONCE]; // lanes
-        u32 number = 0, place = 0;
+        u32 missed_count = 0, other_count = 0;
 #pragma unroll
         for (u32 k = 0; k < POST_AT_ONCE; k++) {
             const bool hot = known.hot[k] != NOT_HOT, miss = known.rows[k] >= 0 && !hot;
             hits += hot;
             missed[k] = __ballot_sync(~0u, miss);
             others[k] = __ballot_sync(~0u, first + k * step < total && !miss);
-            number += __popc(missed[k]);
-            place += __popc(others[k]);
+            missed_count += __popc(missed[k]);
+            other_count += __popc(others[k]);
         }
         // Both are on their way at once.
         u32 taken = 0;
         if (lane < 2)
-            taken = atomicAdd(lane == 0 ? misses : near, lane == 0 ? number : place);
-        number = __shfl_sync(~0u, taken, 0);
-        place = __shfl_sync(~0u, taken, 1);
+            taken = atomicAdd(lane == 0 ? misses : near, lane == 0 ? missed_count : other_count);
+        // Of this warp's next miss among all, and of its next near row.
+        u32 number = __shfl_sync(~0u, taken, 0), near_number = __shfl_sync(~0u, taken, 1);
 #pragma unroll
         for (u32 k = 0; k < POST_AT_ONCE; k++) {
             const u32 i = first + k * step, below = (1u << lane) - 1;
             if (missed[k] >> lane & 1) {
                 const int row = known.rows[k];
                 const u8 *const from = p.base ? p.base + (u64)row * p.stride : nullptr;
+                // Of the misses before this one, `slot` are staged; it is, too, if there are more with it.
                 const u32 n = number + __popc(missed[k] & below), slot = staged_of(m, n);
                 if (staged_of(m, n + 1) == slot) {
                     m.local[n - slot] = {from, i, 0};
@@ -614,10 +617,10 @@ template <bool MANY> static __device__ __forceinline__ void post(const Gather &p
             } else if (others[k] >> lane & 1) {
                 const u32 at = known.hot[k];
                 const u8 *const from = at == NOT_HOT ? nullptr : p.hot.rows + (u64)at * p.hot.row_stride;
-                m.local[total - 1 - (place + __popc(others[k] & below))] = {from, i, 0};
+                m.local[total - 1 - (near_number + __popc(others[k] & below))] = {from, i, 0};
             }
             number += __popc(missed[k]);
-            place += __popc(others[k]);
+            near_number += __popc(others[k]);
         }
         first += POST_AT_ONCE * step;
         if (first - lane < total)
@@ -734,7 +737,7 @@ static __device__ __forceinline__ void copy_parcel(const Gather &p, const Mix &m
 }
 
 // Copy the chunks of this block, of which number q is chunk `first + q * staged_blocks`. The first warp looks whether
-// they are there, a few at a time, since each look crosses PCIe; the copiers copy.
+// they are there, POLLED_AT_ONCE at a time; the copiers copy.
 //
 // Loads of the staging buffer are plain ones, by parcels past the first-level cache. More is not needed: the flag was
 // acquired for the system, the word in shared memory for the block. Loads that ask for fresh bytes each (ld.cv) take

@@ -23,7 +23,8 @@ AHEAD_BYTES: Final = 32 << 10
 """How far ahead a gather prefetches from DRAM: more than a chunk of the team (MOST_CHUNK_BYTES, c/gather.c).
 
 All rows of a chunk are asked for before the first is copied then: copies between would keep the second level from
-having as many lines on their way as it can.
+having as many lines on their way as it can. Only the largest chunks of fast threads, in calls that the team divides,
+have more.
 """
 
 LEAST_ROWS_AHEAD: Final = 3

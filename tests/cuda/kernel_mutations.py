@@ -25,7 +25,6 @@ class Mutation:
 MEET = "        meet(meeting);\n"
 CLEAR = "        if (threadIdx.x < CHUNKS_AT_ONCE)\n            ready[threadIdx.x] = WAITING;\n"
 LAST_BLOCK = " != gridDim.x - 1)\n"
-LEAVE = "    __syncthreads();\n    if (threadIdx.x)\n        return;\n"
 LATE = "if (!from && row && !e.from && lane == 0)\n        *(volatile u32 *)m.failed = 1;"
 
 MUTATIONS = (
@@ -85,7 +84,7 @@ MUTATIONS = (
     Mutation("a lane given back before all blocks are done", "left, 1)" + LAST_BLOCK, "left, 1))\n"),
     Mutation(
         "a lane given back before all warps are done",
-        LEAVE + "    __threadfence();\n",
+        "    __syncthreads();\n    if (threadIdx.x)\n        return;\n    __threadfence();\n",
         "    if (threadIdx.x)\n        return;\n",
     ),
     Mutation("a late round that nobody remembers", "    m.state->late = 1;\n", ""),
@@ -107,7 +106,7 @@ MUTATIONS = (
     # Rows that are near: hot ones and zeros.
     Mutation("near rows of the call before", "m.state->near = m.state->staged =", "m.state->staged =", "large"),
     Mutation("near rows not copied where they have no blocks", "if (gridDim.x == m.far_blocks)", "if (!gridDim.x)"),
-    Mutation("near rows listed over those of the pool", "total - 1 - (place +", "(place +"),
+    Mutation("near rows listed over those of the pool", "total - 1 - (near_number +", "(near_number +"),
     Mutation("a step that leaves out near rows", "first += warps * AT_ONCE", "first += (warps + 1) * AT_ONCE"),
     # Hot rows, heads and columns.
     Mutation(

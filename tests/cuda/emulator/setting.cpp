@@ -22,9 +22,10 @@ const uint32_t WIDTHS[] = {1,    2,    3,    7,    8,    15,   16,   17,   31,  
                            128,  129,  256,  264,  272,  288,  320,  512,  513,  576, 768, 1000,
                            1008, 1023, 1024, 1025, 1040, 1792, 1793, 2048, 4096, 5120};
 
-const uint32_t UNIT = ED_LANE_CHUNK_UNIT, BUCKET = 16, ROWS_PER_BUCKET = 12;
-const uint32_t FEW_ROWS = 8192;   // of c/cuda.c: more have several blocks to post them, whatever is hot
-const uint32_t SLEEP_NS = 60'000; // at most, of a worker or a thread of the GPU
+const uint32_t UNIT = ED_LANE_CHUNK_UNIT, BUCKET = 16;
+const uint32_t ROWS_PER_BUCKET = 12; // more than hot.py's, so that lookups go on to further buckets
+const uint32_t LARGE_ROWS = 8192;    // above FEW_ROWS of c/cuda.c: several blocks post them, whatever is hot
+const uint32_t SLEEP_NS = 60'000;    // at most, of a worker or a thread of the GPU
 const uint64_t EMPTY = ~0ull;
 
 // Of consecutive seeds. Those of large calls take longest.
@@ -129,7 +130,7 @@ uint32_t Setting::choose_rows() const
     if (kind == CONTENDED)
         return 1 + chance.below(40);
     if (kind == LARGE)
-        return FEW_ROWS + 1 + chance.below(2500);
+        return LARGE_ROWS + 1 + chance.below(2500);
     if (kind == SHREDDED)
         return 1100 + chance.below(1500);
     const uint32_t turns = (rows.parts() + WARP_THREADS - 1) / WARP_THREADS; // of a warp, for a row
