@@ -53,7 +53,7 @@ typedef uint64_t ticket;
 struct cell {
     _Alignas(128) _Atomic ticket word;
     _Atomic uint32_t done;  // chunks of this cell that are done
-    _Atomic uint32_t ended; // ns, low half: when the last of them was done, which is asked of divided jobs
+    _Atomic uint32_t ended; // ns, low half: when the last of them was done, where each thread has one
     _Atomic uint32_t taken; // whether a worker has begun with this cell
 };
 
@@ -114,7 +114,8 @@ static void work_off(struct slot *slot, struct cell *cell, bool run)
     while (claim(cell, &chunk)) {
         if (run)
             slot->run(atomic_load_explicit(&slot->context, memory_order_relaxed), chunk);
-        atomic_store_explicit(&cell->ended, (uint32_t)ed_now_ns(), memory_order_relaxed);
+        if (atomic_load_explicit(&slot->one_each, memory_order_relaxed)) // as divided jobs have; a clock costs time
+            atomic_store_explicit(&cell->ended, (uint32_t)ed_now_ns(), memory_order_relaxed);
         atomic_fetch_add_explicit(&cell->done, 1, memory_order_release);
     }
 }
@@ -496,7 +497,8 @@ void ed_team_divide(uint32_t threads, uint16_t units, uint16_t *begins)
         all += parts[i] = (uint32_t)(LEAD_OF_ONE + atomic_load_explicit(&leads[i], memory_order_relaxed));
     uint64_t before = 0;
     for (uint32_t i = 0; i < threads; i++) {
-        begins[i] = (uint16_t)(before * units / all);
+        // To the nearest: of few units the first thread would get none, and the last two, by the least of leads.
+        begins[i] = (uint16_t)((before * units + all / 2) / all);
         before += parts[i];
     }
     begins[threads] = units;
