@@ -121,7 +121,8 @@ class CudaTable:
         return float(np.interp(self.hot_rows, [rows for rows, _ in points], [share for _, share in points]))
 
     def _mix_path(self, lane: Lane) -> Path:
-        return cache_path(uuid_of(self.device), self.table.load_id, lane.threads, lane.blocks, self.hot_rows)
+        hot = (self.hot_rows, self._hot_share())
+        return cache_path(uuid_of(self.device), self.table.load_id, lane.threads, lane.blocks, hot)
 
     def calibrate(self) -> Mix:
         """Measure anew which share of a gather is best read which way, and keep it; takes a second or two.
