@@ -33,9 +33,7 @@ enum {
     POST_BLOCK = 256, // threads of one of several
     MOST_POST_BLOCKS = 128,
     // A chunk is at most this much, so that one that is late or held up holds up little, and each thread gets some.
-    // Where half the rows are hot, the CPU is soon done, and the sooner the first chunk is there, the better.
     CHUNK_BYTES = 28 << 10,
-    HOT_CHUNK_BYTES = 14 << 10,
     CHUNKS_PER_THREAD = 4,
     // Of a block's warps the first looks for chunks, at most so many copy them, and the others copy rows directly.
     MOST_COPIERS = 16,
@@ -226,10 +224,9 @@ static uint64_t place_rows(struct ed_cuda_gather *p, const struct ed_cuda_gather
 }
 
 // Rows of a chunk for a call of `rows` rows.
-static uint32_t chunk_rows(const struct ed_cuda_lane *lane, uint64_t rows, uint64_t row_bytes, bool hot)
+static uint32_t chunk_rows(const struct ed_cuda_lane *lane, uint64_t rows, uint64_t row_bytes)
 {
-    const uint64_t bytes = hot ? HOT_CHUNK_BYTES : CHUNK_BYTES;
-    const uint64_t most = bytes / row_bytes / ED_LANE_CHUNK_UNIT, few = rows / lane->threads / CHUNKS_PER_THREAD;
+    const uint64_t most = CHUNK_BYTES / row_bytes / ED_LANE_CHUNK_UNIT, few = rows / lane->threads / CHUNKS_PER_THREAD;
     const uint64_t wanted = (few + ED_LANE_CHUNK_UNIT - 1) / ED_LANE_CHUNK_UNIT;
     const uint64_t units = wanted < most ? wanted : most;
     return (uint32_t)(units == 0 ? 1 : units < ED_LANE_MOST_UNITS ? units : ED_LANE_MOST_UNITS) * ED_LANE_CHUNK_UNIT;
@@ -283,10 +280,9 @@ static int prepare_mix(struct ed_cuda_mix *m, const struct ed_cuda_lane *lane, u
 {
     *m = lane->mix;
     m->deadline_ns = lane->deadline_us * 1000ull + rows * lane->deadline_row;
-    const bool hot = p->hot.buckets != 0;
-    m->chunk_rows = chunk_rows(lane, rows, p->row_bytes, hot);
+    m->chunk_rows = chunk_rows(lane, rows, p->row_bytes);
     m->chunk_stride = (uint32_t)((m->chunk_rows * p->row_bytes + ED_LANE_ALIGN - 1) / ED_LANE_ALIGN * ED_LANE_ALIGN);
-    *grid = plan_blocks(m, lane, rows, p->row_bytes, hot);
+    *grid = plan_blocks(m, lane, rows, p->row_bytes, p->hot.buckets != 0);
     const bool trouble = *(const volatile uint32_t *)(uintptr_t)m->failed || ed_lane_troubled(lane->lane);
     return trouble ? ED_CUDA_TROUBLE : 0;
 }
