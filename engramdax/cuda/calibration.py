@@ -45,6 +45,10 @@ LOCAL_OF_64: Final = (0, 2, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40)
 GAIN: Final = 0.97
 """A mix has to be this much faster than the direct path to be taken."""
 
+FEW_HOT: Final = 0.8
+"""Of the part of reads that hot rows usually serve, what they serve in texts with few: how far a mix helps is judged
+by these, since they take longest. The more rows of a call are not hot, the longer direct reads take, a mix hardly."""
+
 LATE: Final = 3
 """Chunks are late after so many times what a gather usually takes."""
 
@@ -80,13 +84,13 @@ class Calibration:
         # Other ids in each call: the same ones would be in caches. One array of each kind for all calls, sent once.
         random = np.random.default_rng()
         ids = random.integers(0, rows, SETS * self._most, np.int32)
-        self._uniform_ids = self._typical_ids = DeviceMemory(ids.nbytes)
+        self._uniform_ids = self._ids_some_hot = DeviceMemory(ids.nbytes)
         self._uniform_ids.write(ids)
         if hot is not None and hot.size:
-            chosen = random.random(ids.size) < hot_share
+            chosen = random.random(ids.size) < FEW_HOT * hot_share
             ids[chosen] = random.choice(hot, np.count_nonzero(chosen))
-            self._typical_ids = DeviceMemory(ids.nbytes)
-            self._typical_ids.write(ids)
+            self._ids_some_hot = DeviceMemory(ids.nbytes)
+            self._ids_some_hot.write(ids)
         self._turn = 0
 
     def close(self) -> None:
@@ -95,13 +99,13 @@ class Calibration:
             self._driver.cuEventDestroy(event)
         self._driver.cuStreamDestroy(self._stream)
 
-    def time(self, rows: int, *, typical: bool = False) -> float:
+    def time(self, rows: int, *, some_hot: bool = False) -> float:
         """Give the median time of a gather of so many rows, in microseconds on the device.
 
-        typical: as many of them hot as reads usually are, else uniform ids, of which few are. The shares are of rows
-        that no hot copy serves, and are found with those.
+        some_hot: as many of them hot as in texts with few hot rows, else uniform ids, of which hardly any are. The
+        shares are of rows that no hot copy serves, and are found with those.
         """
-        ids = self._typical_ids if typical else self._uniform_ids
+        ids = self._ids_some_hot if some_hot else self._uniform_ids
         driver, (begin, end) = self._driver, self._events
         rounds, calls = (ROUNDS, CALLS) if rows < LONG else (LONG_ROUNDS, LONG_CALLS)
         found = []
@@ -157,9 +161,9 @@ class Calibration:
         found = NEVER
         for rows in reversed([n for n in FROM_ROWS if n <= self._most]):
             Mix(from_rows=NEVER).apply(self._core)
-            direct = self.time(rows, typical=True)
+            direct = self.time(rows, some_hot=True)
             shares.apply(self._core)
-            if self.time(rows, typical=True) > GAIN * direct:
+            if self.time(rows, some_hot=True) > GAIN * direct:
                 break
             found = rows
         return found
