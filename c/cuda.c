@@ -26,13 +26,14 @@ enum {
     MIX_WARPS = MIX_BLOCK / 32,
     POST_AT_ONCE = 4, // ids of a thread
     AT_ONCE = 4,      // near rows of a warp
-    // So many rows are posted by one block, of MIX_BLOCK threads; more blocks want a kernel before them that asks for
-    // the lane. With hot rows there are several from the begin on, whose threads have one row each as long as there are
-    // blocks: a multiprocessor has few reads of far memory on their way, of which each row's lookup is one.
+    // Up to so many rows are posted by one block, of MIX_BLOCK threads: several need a kernel before them that asks for
+    // the lane. With hot rows there are always several, and one row for each of their threads, up to MOST_POST_BLOCKS:
+    // each lookup is a read of far memory, of which a multiprocessor has few on their way at once.
     FEW_ROWS = 2 * MIX_BLOCK,
     POST_BLOCK = 256, // threads of one of several
     MOST_POST_BLOCKS = 128,
-    // A chunk is at most this much, so that one that is late or held up holds up little, and each thread gets some.
+    // A chunk is at most this much, so that one that is late or held up holds up little. It is not less, unless each
+    // thread would get fewer than so many: every chunk costs a thread some time (docs/performance.md).
     CHUNK_BYTES = 28 << 10,
     CHUNKS_PER_THREAD = 4,
     // Of a block's warps the first looks for chunks, at most so many copy them, and the others copy rows directly.

@@ -38,10 +38,10 @@ struct run {
     uint64_t single[2];          // first_chunk of a call with one request
     uint64_t chunk_bytes;        // of output in a chunk, about
     bool stream;
-    // Whether the team divided the only request: chunk c is its units [begins[c], begins[c + 1]). first_chunk holds,
-    // too; chunk_bytes does not.
+    // Whether the team divided the only request: chunk c is its units [begins[c], begins[c + 1]). first_chunk is set
+    // as ever, chunk_bytes is not.
     bool divided;
-    uint32_t unit_rows; // so many that 16 bits count the units
+    uint32_t unit_rows; // of a unit: so many that 16 bits count the units
     uint16_t begins[ED_MAX_THREADS + 1];
     // The lowest failing (request, position) of a bad id, as one number; UINT64_MAX for none.
     _Atomic uint64_t bad;

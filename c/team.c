@@ -33,10 +33,10 @@ enum {
     LEAD_OF_ONE = 1 << 16, // as leads are kept
 };
 
-// How much a thread's lead grows by, of the part of the mean time by which it was done sooner than others in one job;
-// and the most that one job may say, since a thread may have been interrupted.
+// A job's news of a thread: by what part of the mean time it was done sooner. At most MOST_NEWS of it counts, since a
+// thread may have been interrupted, and the thread's part grows by GAIN times that.
 static const float GAIN = 0.125f, MOST_NEWS = 0.25f;
-// Between them, a thread has from a quarter of an equal part to two.
+// With them, a thread has from a quarter of an equal part to about two.
 static const float LEAST_LEAD = -0.75f, MOST_LEAD = 1.0f;
 
 // A cell's word: the end of its range of chunks in the high half, the next one to take in the low half. Whoever adds
@@ -53,7 +53,7 @@ typedef uint64_t ticket;
 struct cell {
     _Alignas(128) _Atomic ticket word;
     _Atomic uint32_t done;  // chunks of this cell that are done
-    _Atomic uint32_t ended; // ns, low half: when the last of them was done, where each thread has one
+    _Atomic uint32_t ended; // ns, low half: when its chunk was done, where each thread has one
     _Atomic uint32_t taken; // whether a worker has begun with this cell
 };
 
@@ -64,7 +64,7 @@ struct slot {
     _Atomic(void *) context;
     _Atomic uint32_t cells; // of the job; the first is the caller's
     _Atomic uint32_t among; // workers that may have the others
-    _Atomic bool one_each;  // whether each thread has one chunk at most, the caller, who is at work, too
+    _Atomic bool one_each;  // whether the caller is at work, too, and each thread has one chunk at most
     _Atomic bool displaced; // whether a worker took a place that is another's
     uint32_t forks;         // the process whose jobs its cells are of; only looked at by owners
     struct cell cell[CELLS];
@@ -114,7 +114,8 @@ static void work_off(struct slot *slot, struct cell *cell, bool run)
     while (claim(cell, &chunk)) {
         if (run)
             slot->run(atomic_load_explicit(&slot->context, memory_order_relaxed), chunk);
-        if (atomic_load_explicit(&slot->one_each, memory_order_relaxed)) // as divided jobs have; a clock costs time
+        // Only learn() wants to know, of divided jobs, which are such; and each look at the clock takes time.
+        if (atomic_load_explicit(&slot->one_each, memory_order_relaxed))
             atomic_store_explicit(&cell->ended, (uint32_t)ed_now_ns(), memory_order_relaxed);
         atomic_fetch_add_explicit(&cell->done, 1, memory_order_release);
     }
@@ -273,8 +274,8 @@ static void call_kept_awake(void)
 
 // Do the chunks of a cell, then what is left of others. Not so where each had only one and all are awake: then the
 // others' threads have begun with theirs or are about to, and each look takes the line of one away from it. The job's
-// caller does what nobody comes for. Of how many are left of this cell nothing follows: others may have done them, and
-// there may be many of another cell.
+// caller does what nobody comes for. What is left of this cell tells nothing of that: others may have done its chunks
+// before their own.
 static void work_off_from(struct slot *slot, uint32_t place, bool own)
 {
     const uint32_t cells = atomic_load_explicit(&slot->cells, memory_order_relaxed);
@@ -497,7 +498,8 @@ void ed_team_divide(uint32_t threads, uint16_t units, uint16_t *begins)
         all += parts[i] = (uint32_t)(LEAD_OF_ONE + atomic_load_explicit(&leads[i], memory_order_relaxed));
     uint64_t before = 0;
     for (uint32_t i = 0; i < threads; i++) {
-        // To the nearest: of few units the first thread would get none, and the last two, by the least of leads.
+        // Rounded to the nearest. Rounded down, a tiny lead would do for the first thread to get none of few units, and
+        // the last one two.
         begins[i] = (uint16_t)((before * units + all / 2) / all);
         before += parts[i];
     }
@@ -508,8 +510,7 @@ void ed_team_divide(uint32_t threads, uint16_t units, uint16_t *begins)
 static void learn(const struct ed_job *job, const struct slot *slot)
 {
     if (job->chunks != job->cells)
-        return; // not by all threads
-
+        return; // put up for fewer threads than it was divided for
     float took[CELLS], all = 0, parts[CELLS], sum = 0;
     for (uint32_t i = 0; i < job->cells; i++) {
         const uint32_t ended = atomic_load_explicit(&slot->cell[i].ended, memory_order_relaxed);

@@ -25,15 +25,15 @@ enum {
 };
 
 struct ed_job {
-    // Said by its caller.
+    // Set by its caller.
     ed_chunk_function run;
     void *context;
     uint32_t chunks; // 1 to ED_MAX_CHUNKS
     uint32_t among;  // the first so many workers are called for it; 0: any
     bool divided;    // whether its chunks are of the sizes that ed_team_divide() gave; for ed_team_run() alone
-    // The team's.
+    // Set by the team.
     int slot;       // where it is put up, -1 where it is not
-    uint32_t cells; // ranges of as many chunks each: range c begins with chunk c * chunks / cells
+    uint32_t cells; // ranges of about as many chunks: range c begins with chunk c * chunks / cells
     uint32_t forks; // the process that put it up
     int64_t begun;  // ns: when it was put up, if it is divided
 };

@@ -2,8 +2,9 @@
 """The limit: the C core with the setting that does best on this machine at a number of rows.
 
 Swept are the kernels on one thread without team and guard, and teams of two threads and more, each over
-distances of prefetching. The winner is then timed like every other contender, in turns of its own, so that
-it does not gain from having been picked for a lucky sample.
+distances of prefetching. A team is told its number of threads, so its chunks are of equal size: a gather that is not
+told may have smaller ones for slower threads, and be done sooner. The winner is then timed like every other contender,
+in turns of its own, so that it does not gain from having been picked for a lucky sample.
 """
 
 from __future__ import annotations

@@ -46,8 +46,9 @@ GAIN: Final = 0.97
 """A mix has to be this much faster than the direct path to be taken."""
 
 FEW_HOT: Final = 0.8
-"""Of the part of reads that hot rows usually serve, what they serve in texts with few: how far a mix helps is judged
-by these, since they take longest. The more rows of a call are not hot, the longer direct reads take, a mix hardly."""
+"""What hot rows serve in texts that read few of them, as a part of what they usually serve. From how many rows on a mix
+helps is judged by such texts, since they take longest: with fewer hot rows direct reads take much longer, a mix hardly.
+"""
 
 LATE: Final = 3
 """Chunks are late after so many times what a gather usually takes."""
@@ -70,7 +71,7 @@ class Calibration:
     ) -> None:
         """`launch` takes the addresses of int32 ids and of the output, a number of rows and a stream.
 
-        hot: rows that are, or some of them, if there are any; hot_share: the part of reads that all of them serve.
+        hot: some of the hot rows, or all; hot_share: the part of reads that all of them usually serve.
         """
         self._core = core
         self._launch = launch
@@ -84,13 +85,13 @@ class Calibration:
         # Other ids in each call: the same ones would be in caches. One array of each kind for all calls, sent once.
         random = np.random.default_rng()
         ids = random.integers(0, rows, SETS * self._most, np.int32)
-        self._uniform_ids = self._ids_some_hot = DeviceMemory(ids.nbytes)
+        self._uniform_ids = self._few_hot_ids = DeviceMemory(ids.nbytes)
         self._uniform_ids.write(ids)
         if hot is not None and hot.size:
             chosen = random.random(ids.size) < FEW_HOT * hot_share
             ids[chosen] = random.choice(hot, np.count_nonzero(chosen))
-            self._ids_some_hot = DeviceMemory(ids.nbytes)
-            self._ids_some_hot.write(ids)
+            self._few_hot_ids = DeviceMemory(ids.nbytes)
+            self._few_hot_ids.write(ids)
         self._turn = 0
 
     def close(self) -> None:
@@ -99,13 +100,13 @@ class Calibration:
             self._driver.cuEventDestroy(event)
         self._driver.cuStreamDestroy(self._stream)
 
-    def time(self, rows: int, *, some_hot: bool = False) -> float:
+    def time(self, rows: int, *, few_hot: bool = False) -> float:
         """Give the median time of a gather of so many rows, in microseconds on the device.
 
-        some_hot: as many of them hot as in texts with few hot rows, else uniform ids, of which hardly any are. The
-        shares are of rows that no hot copy serves, and are found with those.
+        few_hot: as many of them are hot as in texts with few hot rows (FEW_HOT). Else the ids are uniform and hardly
+        any are hot: the shares, which are of rows that are not, are found with these.
         """
-        ids = self._ids_some_hot if some_hot else self._uniform_ids
+        ids = self._few_hot_ids if few_hot else self._uniform_ids
         driver, (begin, end) = self._driver, self._events
         rounds, calls = (ROUNDS, CALLS) if rows < LONG else (LONG_ROUNDS, LONG_CALLS)
         found = []
@@ -161,9 +162,9 @@ class Calibration:
         found = NEVER
         for rows in reversed([n for n in FROM_ROWS if n <= self._most]):
             Mix(from_rows=NEVER).apply(self._core)
-            direct = self.time(rows, some_hot=True)
+            direct = self.time(rows, few_hot=True)
             shares.apply(self._core)
-            if self.time(rows, some_hot=True) > GAIN * direct:
+            if self.time(rows, few_hot=True) > GAIN * direct:
                 break
             found = rows
         return found

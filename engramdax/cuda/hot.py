@@ -32,7 +32,7 @@ COUNTERS: Final = 64
 """Of rows found, which warps spread their counts over."""
 
 SAMPLE: Final = 1 << 18
-"""Hot rows at most whose ids are kept on the host, for calibration to gather: a list may have many millions."""
+"""Of so many rows at most the ids are kept on the host, for calibration to gather: a list may have many millions."""
 
 COPY_BYTES: Final = 32 << 20
 """Of rows that are brought at once where the GPU cannot read the pool."""

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the programs for ThreadSanitizer share: numbers at random, and an end at the first wrong byte.
+// What the programs of this folder share: numbers at random, and an end at the first thing that is wrong.
 #ifndef ENGRAMDAX_STRESS_H
 #define ENGRAMDAX_STRESS_H
 

@@ -22,8 +22,8 @@ static _Atomic uint32_t begun;
 static _Atomic bool over;
 static _Thread_local int64_t pretended_ns;
 
-// In the C library's place: the time after a chunk is what the chunk says, so that what is learned of threads does not
-// depend on how the machine runs them. Looked at once, it is the real time again.
+// In the C library's place: the first look at the clock after a chunk adds what the chunk pretends to take, so that
+// what is learned of threads does not depend on how the machine runs them. Further looks show the real time.
 int clock_gettime(clockid_t clock, struct timespec *t)
 {
     const int result = (int)syscall(SYS_clock_gettime, clock, t);
@@ -68,22 +68,28 @@ static void wait_until_over(void *context, uint64_t chunk)
         nap();
 }
 
-static void check_division(uint32_t threads, uint16_t units)
+// `finest`: the begins of a division of UINT16_MAX units, which are themselves off by half a unit at most.
+static void check_division(uint32_t threads, uint16_t units, const uint16_t *finest)
 {
     memset(begins, 0xff, sizeof begins);
     ed_team_divide(threads, units, begins);
     check(begins[0] == 0 && begins[threads] == units, "a division leaves units out");
-    for (uint32_t i = 0; i < threads; i++)
+    for (uint32_t i = 0; i < threads; i++) {
         check(begins[i] <= begins[i + 1], "a division goes backwards");
+        const int64_t off = (int64_t)begins[i] * UINT16_MAX - (int64_t)finest[i] * units;
+        check(2 * llabs(off) <= UINT16_MAX + units, "a division is not to the nearest unit");
+    }
 }
 
 static void check_divisions(uint64_t *chance)
 {
     for (uint32_t threads = 2; threads <= ED_MAX_THREADS; threads++) {
+        uint16_t finest[ED_MAX_THREADS + 1];
+        ed_team_divide(threads, UINT16_MAX, finest);
         for (uint16_t units = 0; units < 2 * ED_MAX_THREADS; units++)
-            check_division(threads, units);
-        check_division(threads, UINT16_MAX);
-        check_division(threads, (uint16_t)next(chance));
+            check_division(threads, units, finest);
+        check_division(threads, UINT16_MAX, finest);
+        check_division(threads, (uint16_t)next(chance), finest);
     }
 }
 
