@@ -90,13 +90,14 @@ static void note_unreadable(void *context, uint64_t position)
 // all ranges are the first places.
 static uint32_t place_of(const struct ed_lane *lane, uint32_t ticket)
 {
-    const uint64_t cells = lane->job.cells, chunks = lane->chunks;
-    uint64_t cell = ((uint64_t)ticket * cells + cells - 1) / chunks;
-    while (cell * chunks / cells > ticket)
+    const struct ed_job *job = &lane->job;
+    const uint64_t cells = job->cells;
+    uint64_t cell = ((uint64_t)ticket * cells + cells - 1) / job->chunks;
+    while (ed_job_first_chunk(job, cell) > ticket)
         cell--;
-    while (cell + 1 < cells && (cell + 1) * chunks / cells <= ticket)
+    while (cell + 1 < cells && ed_job_first_chunk(job, cell + 1) <= ticket)
         cell++;
-    const uint64_t first = cell * chunks / cells, turn = ticket - first, whole = chunks / cells;
+    const uint64_t first = ed_job_first_chunk(job, cell), turn = ticket - first, whole = job->chunks / cells;
     // Ranges have `whole` tickets or one more; in the last turn only the longer ones before this one count.
     return (uint32_t)(turn < whole ? turn * cells + cell : whole * cells + (first - cell * whole));
 }

@@ -485,12 +485,6 @@ static int take_slot(void)
     return -1;
 }
 
-// The chunk that a cell begins with.
-static uint64_t first_chunk(const struct ed_job *job, uint32_t cell, uint32_t cells)
-{
-    return (uint64_t)job->chunks * cell / cells;
-}
-
 void ed_team_divide(uint32_t threads, uint16_t units, uint16_t *begins)
 {
     uint32_t parts[CELLS], all = 0;
@@ -588,7 +582,7 @@ static bool put_up(struct ed_job *job, int helpers, bool attended)
     describe(slot, job, among, attended);
     for (uint32_t i = 0; i < cells; i++) {
         struct cell *cell = &slot->cell[i];
-        const ticket begin = first_chunk(job, i, cells), end = first_chunk(job, i + 1, cells);
+        const ticket begin = ed_job_first_chunk(job, i), end = ed_job_first_chunk(job, i + 1);
         atomic_store_explicit(&cell->done, 0, memory_order_relaxed);
         atomic_store_explicit(&cell->word, end << 32 | begin, memory_order_release);
         // Last: who takes the place before there are chunks finds none and never comes back to it.
@@ -650,7 +644,7 @@ bool ed_team_done(const struct ed_job *job)
 
 static bool is_done(const struct ed_job *job, const struct slot *slot, uint32_t cell)
 {
-    const uint64_t chunks = first_chunk(job, cell + 1, job->cells) - first_chunk(job, cell, job->cells);
+    const uint64_t chunks = ed_job_first_chunk(job, cell + 1) - ed_job_first_chunk(job, cell);
     return atomic_load_explicit(&slot->cell[cell].done, memory_order_acquire) == chunks;
 }
 

@@ -33,10 +33,16 @@ struct ed_job {
     bool divided;    // whether its chunks are of the sizes that ed_team_divide() gave; for ed_team_run() alone
     // Set by the team.
     int slot;       // where it is put up, -1 where it is not
-    uint32_t cells; // ranges of about as many chunks: range c begins with chunk c * chunks / cells
+    uint32_t cells; // ranges of about as many chunks, each of which somebody begins with: ed_job_first_chunk()
     uint32_t forks; // the process that put it up
     int64_t begun;  // ns: when it was put up, if it is divided
 };
+
+// The chunk that a cell of a job begins with; past the last cell, the number of chunks.
+static inline uint64_t ed_job_first_chunk(const struct ed_job *job, uint64_t cell)
+{
+    return cell * job->chunks / job->cells;
+}
 
 // Put a job up for at most `helpers` workers, 63 at most, and call those that sleep; it stays valid until
 // ed_team_wait() or ed_team_drop() returns, of which one must be called. Where no place or no worker is to be had,
