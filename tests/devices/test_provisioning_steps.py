@@ -20,6 +20,8 @@ from engramdax.devices.system import System
 from engramdax.errors import BackingError, EngramdaxError, ParameterError, RefusedError, ToolError
 from engramdax.pool.steps import carry_out
 
+pytestmark = pytest.mark.unsanitized  # next to nothing of it is in C
+
 
 @dataclass
 class Host:

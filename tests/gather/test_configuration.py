@@ -16,6 +16,8 @@ import engramdax
 from engramdax._core import lib
 from engramdax.errors import ParameterError
 
+pytestmark = pytest.mark.unsanitized  # next to nothing of it is in C
+
 ROOT = Path(engramdax.__file__).parents[1]
 
 REPORT = """

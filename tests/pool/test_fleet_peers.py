@@ -22,7 +22,10 @@ from engramdax.fleet import Fleet, chosen_fleet, configured_fleet
 from engramdax.format.directory import Host
 from engramdax.pool.peers import Answer, FleetPeers, configured_peers
 
-pytestmark = pytest.mark.usefixtures("local_nodes")
+pytestmark = [
+    pytest.mark.usefixtures("local_nodes"),
+    pytest.mark.unsanitized,  # next to nothing of it is in C
+]
 
 SECONDS = 60.0
 

@@ -21,6 +21,8 @@ from engramdax.pool.access import LocalAccess
 from engramdax.pool.volume import read_superblock
 from engramdax.pool.writer import Writer
 
+pytestmark = pytest.mark.unsanitized  # next to nothing of it is in C
+
 
 @pytest.fixture
 def shared(tmp_path: Path) -> SharedPool:

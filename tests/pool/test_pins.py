@@ -19,6 +19,8 @@ from engramdax.backing import Backing, inspect
 from engramdax.locks import Pins, WriterLock, holders, pinned_before, readers, who_reads
 from engramdax.pool.access import local_answer
 
+pytestmark = pytest.mark.unsanitized  # next to nothing of it is in C
+
 POOL = UUID(int=1)
 
 
