@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plain calls: a gather whose arrays are examined here, in a fraction of the time that Python takes for it. A module
-// of Python's beside cffi's, in the same library (engramdax/plain.py), of the stable ABI.
+// Plain calls: a gather whose arrays are examined here, in a fraction of the time that Python takes for it; and pending
+// gathers, which own what they read and write. A module of Python's beside cffi's, in the same library
+// (engramdax/plain.py), of the stable ABI.
 //
-// Each function takes the usual case alone. It answers None where anything is unusual or wrong, and has done nothing
-// then; whoever calls it looks again in Python, which knows all kinds of arrays and what to say of bad ones. Nothing of
-// an array is kept from call to call: places and shapes are read anew each time, since an array may get other memory.
+// Each function that looks at arrays takes the usual case alone. It answers None where anything is unusual or wrong,
+// and has done nothing then; whoever calls it looks again in Python, which knows all kinds of arrays and what to say of
+// bad ones. Nothing of an array is kept from call to call: places and shapes are read anew each time, since an array
+// may get other memory.
 #define Py_LIMITED_API 0x030b0000
 #include <Python.h>
 
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cuda.h"
@@ -121,6 +124,92 @@ static PyObject *gather(PyObject *self, PyObject *const *arguments, Py_ssize_t c
     PyBuffer_Release(&from);
     if (outcome < 0)
         Py_RETURN_NONE;
+    return PyLong_FromLong(outcome);
+}
+
+// A pending gather and what it reads and writes; the capsule that Python holds owns both. Nothing of this may be lost
+// on the way to Python, not even where the handler of a signal raises there: the team would go on writing into an array
+// that nobody has any more.
+struct owned {
+    struct ed_pending *pending; // NULL once somebody waits for it
+    PyObject *kept;
+};
+
+static struct owned *owned_of(PyObject *capsule)
+{
+    return PyCapsule_GetPointer(capsule, "engramdax.pending");
+}
+
+static void drop_owned(PyObject *capsule)
+{
+    struct owned *owned = owned_of(capsule);
+    if (owned->pending) {
+        Py_BEGIN_ALLOW_THREADS;
+        ed_pending_drop(owned->pending);
+        Py_END_ALLOW_THREADS;
+    }
+    Py_DECREF(owned->kept);
+    free(owned);
+}
+
+// start(request, threads, kept): ed_gather_start() with the `struct ed_request` at that address; `kept` is what the
+// request's memory lives as long as. Gives a capsule, which drops the gather if nobody waits for it.
+static PyObject *start(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "start takes 3 arguments");
+        return NULL;
+    }
+    const struct ed_request *request = PyLong_AsVoidPtr(arguments[0]);
+    const long threads = PyLong_AsLong(arguments[1]);
+    if (PyErr_Occurred())
+        return NULL;
+    struct owned *owned = calloc(1, sizeof *owned);
+    PyObject *const capsule = owned ? PyCapsule_New(owned, "engramdax.pending", drop_owned) : NULL;
+    if (!capsule) {
+        free(owned);
+        return PyErr_NoMemory();
+    }
+    owned->kept = Py_NewRef(arguments[2]);
+    Py_BEGIN_ALLOW_THREADS;
+    owned->pending = ed_gather_start(request, (int)threads);
+    Py_END_ALLOW_THREADS;
+    if (owned->pending)
+        return capsule;
+    Py_DECREF(capsule);
+    return PyErr_NoMemory();
+}
+
+// done(capsule): whether it is pending, with nothing left to do.
+static PyObject *done(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    const struct owned *owned = count == 1 ? owned_of(arguments[0]) : NULL;
+    if (!owned) {
+        PyErr_SetString(PyExc_TypeError, "done takes a capsule");
+        return NULL;
+    }
+    return PyBool_FromLong(owned->pending && ed_pending_done(owned->pending));
+}
+
+// wait(capsule): an ed_outcome; None where somebody waited before.
+static PyObject *wait(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    struct owned *owned = count == 1 ? owned_of(arguments[0]) : NULL;
+    if (!owned) {
+        PyErr_SetString(PyExc_TypeError, "wait takes a capsule");
+        return NULL;
+    }
+    struct ed_pending *const pending = owned->pending;
+    if (!pending)
+        Py_RETURN_NONE;
+    owned->pending = NULL;
+    int outcome;
+    Py_BEGIN_ALLOW_THREADS;
+    outcome = ed_pending_wait(pending);
+    Py_END_ALLOW_THREADS;
     return PyLong_FromLong(outcome);
 }
 
@@ -301,7 +390,8 @@ static PyObject *cuda_gather(PyObject *self, PyObject *const *arguments, Py_ssiz
 
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
-static PyMethodDef functions[] = {FUNCTION(gather), FUNCTION(form_key), FUNCTION(cuda_gather), {NULL, NULL, 0, NULL}};
+static PyMethodDef functions[] = {FUNCTION(gather),   FUNCTION(start),       FUNCTION(done),       FUNCTION(wait),
+                                  FUNCTION(form_key), FUNCTION(cuda_gather), {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "_plain", .m_size = -1,
                                         .m_methods = functions};

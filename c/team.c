@@ -170,6 +170,13 @@ static struct ring ring_of(unsigned s)
     return (struct ring){among ? s * (cells - 1) % among : 0, among, cells};
 }
 
+// Whether the slot's job still has that ring.
+static bool is_current(const struct ring *ring, unsigned s)
+{
+    return ring->cells == atomic_load_explicit(&slots[s].cells, memory_order_relaxed) &&
+           ring->among == atomic_load_explicit(&slots[s].among, memory_order_relaxed);
+}
+
 // The place of a worker, 0 for none.
 static uint32_t place_of(const struct ring *ring, uint32_t worker)
 {
@@ -303,9 +310,11 @@ static bool help(uint32_t self, bool patient)
             __builtin_prefetch(context);
             __builtin_prefetch(context + 64);
         }
-        const bool own = place && take(&slot->cell[place]);
+        bool own = place && take(&slot->cell[place]);
         if (!own && (patient || !has_owner(s) || !find_place(slot, true, &place)))
             continue;
+        // Another job may have come since the slot was looked at, where the place is another worker's.
+        own = own && is_current(&ring, s);
         // His own may become free only now: a job is put up place by place.
         if (!own)
             atomic_store(&slot->displaced, true);

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from engramdax import plain
 from engramdax._core import ffi, lib
 from engramdax.errors import ParameterError, PoisonedRowsError
 from engramdax.warning import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import numpy.typing as npt
 
@@ -66,7 +67,6 @@ class Prefetch:
     """
 
     def __init__(self, table: Table, ids: Any, out: Any, *, threads: int | None, per_head: bool, invalid: str) -> None:
-        self._pending: Any = ffi.NULL
         self._table = table
         self._ids, self._out, self._flags = table.checked(ids, out, per_head=per_head, invalid=invalid)
         self._error: Exception | None = None
@@ -74,51 +74,34 @@ class Prefetch:
         self._turn, self._process = threading.Lock(), os.getpid()
         count = 0 if threads is None else thread_count(threads)
         self._request: Any = ffi.new("struct ed_request *", table.request(self._ids, self._out, self._flags))
-        self._pending = lib.ed_gather_start(self._request, count)
-        if self._pending == ffi.NULL:
-            raise MemoryError("no memory for a pending gather")
+        # It owns the buffers, for as long as workers may write into them: a signal's handler may raise at any time.
+        kept = (table, self._ids, self._out, self._request)
+        self._pending = plain.start(int(ffi.cast("uintptr_t", self._request)), count, kept)
 
     @property
     def done(self) -> bool:
         """Tell whether `wait` would return at once."""
-        if self._finished:
-            return True
-        if not self._turn.acquire(blocking=False):
-            return False  # another thread waits, or is about to see that nothing is left to wait for
-        try:
-            return self._finished or (self._pending != ffi.NULL and bool(lib.ed_pending_done(self._pending)))
-        finally:
-            self._turn.release()
+        return self._finished or plain.done(self._pending)
 
     def wait(self) -> npt.NDArray[Any]:
         """Do what is left and give the rows; errors as of `Table.gather`, each time it is called."""
-        if not self._turn.acquire(blocking=False):
-            if os.getpid() != self._process:
-                # A thread of the parent was waiting when this process was forked, and is not here.
-                self._turn, self._process = threading.Lock(), os.getpid()
-            self._turn.acquire()
-        try:
+        if self._turn.locked() and os.getpid() != self._process:
+            # A thread of the parent was waiting when this process was forked, and is not here.
+            self._turn, self._process = threading.Lock(), os.getpid()
+        with self._turn:
             if not self._finished:
                 self._finish()
-        finally:
-            self._turn.release()
         if self._error is not None:
             raise self._error
         return self._out
 
     def _finish(self) -> None:
-        pending, self._pending = self._pending, ffi.NULL
-        outcome = _gather(self._request, 1, 0, 0) if pending == ffi.NULL else lib.ed_pending_wait(pending)
+        outcome = plain.wait(self._pending)
+        if outcome is None:  # who waited was interrupted, or is of the process that this one was forked from
+            outcome = int(_gather(self._request, 1, 0, 0))
         if outcome:
             self._error = failure_of(outcome, [(self._table, self._ids, self._flags)])
         self._finished = True
-
-    # The globals of a module may be gone before its last objects are.
-    def __del__(self, _none: Any = ffi.NULL, _drop: Callable[[Any], None] = lib.ed_pending_drop) -> None:
-        # The buffers go with this object, and workers may still write into them.
-        if self._pending != _none:
-            pending, self._pending = self._pending, _none
-            _drop(pending)
 
 
 def gather_many(

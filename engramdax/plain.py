@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plain calls of the C core, which examine their arrays in C (c/plain.c): what is unusual they answer None to.
 
-Their module lies in the library of `_core`, beside cffi's, whose functions cannot look into Python's objects.
+And pending gathers, which own their arrays until nobody writes into them. Their module lies in the library of `_core`,
+beside cffi's, whose functions cannot look into Python's objects.
 """
 
 from __future__ import annotations
@@ -27,5 +28,10 @@ def _load() -> Any:
 _module: Final = _load()
 
 gather: Final[Callable[..., Any]] = _module.gather
+
+start: Final[Callable[[int, int, object], Any]] = _module.start
+done: Final[Callable[[Any], bool]] = _module.done
+wait: Final[Callable[[Any], int | None]] = _module.wait
+
 cuda_gather: Final[Callable[..., Any]] = _module.cuda_gather
 form_key: Final[Callable[..., bytes | None]] = _module.form_key

@@ -57,14 +57,20 @@ _PATIENCE_NS: Final = 1_000_000_000
 _open: dict[int, Any] = {}
 """All lanes that are, by address."""
 
+_kept: dict[int, tuple[Any, ...]] = {}
+"""What the GPU and the poller look at until a lane is closed, by the address of its pinned memory.
 
-def _close(device: int, opened: Any, *kept: Any) -> None:
-    """Close a lane that is not used any more; `kept` is what the GPU and the poller look at until then."""
-    del kept
+From before it is opened: where a signal's handler raises meanwhile, nobody knows the lane, and the poller has it.
+"""
+
+
+def _close(device: int, opened: Any, address: int) -> None:
+    """Close a lane that is not used any more, whose pinned memory is at `address`."""
     with suppress(CudaError), on_device(device):  # without a GPU, or one that works, there is nothing to wait for
         synchronise()
     if _open.pop(int(ffi.cast("uintptr_t", opened)), None) is not None:
         lib.ed_lane_close(opened)
+    _kept.pop(address, None)
 
 
 @atexit.register
@@ -127,17 +133,18 @@ class Lane:
                 "staging_bytes": units * unit_bytes,
             },
         )
-        self._table = table  # its core must outlive the lane
+        # The table's core must outlive the lane, and so the rest, in whatever order the garbage collector takes things.
+        self._table = table
+        _kept[at] = (table, registration, self._pinned, self._state, self._local, self._staged)
         opened = lib.ed_lane_open(memory, table.core, threads, shared)
         if opened == ffi.NULL:
+            del _kept[at]
             raise EngramdaxError("no further lane can be opened in this process", remedy="close another CudaTable")
         self._lane: Any = opened
         self.closed = False
         self._last: EngramdaxError | None = None
         _open[int(ffi.cast("uintptr_t", opened))] = opened
-        # What it holds outlives the lane, in whatever order the garbage collector takes things.
-        kept = (table, registration, self._pinned, self._state, self._local, self._staged)
-        self._finalizer = weakref.finalize(self, _close, device, opened, *kept)
+        self._finalizer = weakref.finalize(self, _close, device, opened, at)
         self._finalizer.atexit = False
         core: Any = ffi.new("struct ed_cuda_lane *")
         core.mix.state, core.mix.local, core.mix.staged = (

@@ -70,3 +70,23 @@ def test_a_worker_that_comes_late_helps_others_with_theirs_where_its_own_chunks_
     """Of a job with several chunks a thread."""
     done = subprocess.run([compiled("team_late", tmp_path)], timeout=60, check=False)
     assert done.returncode == 0
+
+
+def test_a_worker_at_the_place_of_one_that_sleeps_has_another_called(tmp_path: Path) -> None:
+    """Who is there because it looked at the slot when an earlier job was in it."""
+    text = (ROOT / "c/team.c").read_text()
+    points = {
+        "        if (place && !is_taken(s, place)) {\n            // The lines": "        ed_test_stop(1, s);\n{}",
+        "        atomic_store(&beds[self].busy, true);\n": "        ed_test_stop(2, s);\n{}",
+        "    if (put_up(job, helpers, false))\n        call_sleepers(job);\n": (
+            "    if (put_up(job, helpers, false)) {{\n"
+            "        ed_test_stop(3, (unsigned)job->slot);\n        call_sleepers(job);\n    }}\n"
+        ),
+    }
+    for before, after in points.items():
+        assert text.count(before) == 1
+        text = text.replace(before, after.format(before))
+    team = tmp_path / "team.c"
+    team.write_text("extern void ed_test_stop(int point, unsigned slot);\n" + text)
+    program = compiled("team_moved", tmp_path, team=team)
+    assert subprocess.run([program], timeout=60, check=False).returncode == 0

@@ -104,6 +104,35 @@ def test_what_a_lane_uses_outlives_it_though_its_object_is_gone(table: engramdax
         gc.collect()
 
 
+def test_an_interrupt_while_a_lane_is_opened_leaves_the_poller_the_memory(
+    table: engramdax.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[HostMemory]] = []
+    opened: list[Any] = []
+
+    class Pinned(HostMemory):
+        def __init__(self, nbytes: int) -> None:
+            super().__init__(nbytes)
+            made.append(weakref.ref(self))
+
+    class Interrupted:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(lib, name)
+
+        def ed_lane_open(self, *arguments: Any) -> Any:
+            opened.append(lib.ed_lane_open(*arguments))
+            raise InterruptedError  # as the handler of a signal does
+
+    monkeypatch.setattr(lanes, "PinnedMemory", Pinned)
+    monkeypatch.setattr(lanes, "lib", Interrupted())
+    with pytest.raises(InterruptedError):
+        open_lane(table)
+    gc.collect()
+    alive = made[0]() is not None
+    lib.ed_lane_close(opened[0])
+    assert alive
+
+
 def test_unreadable_rows_are_counted_where_readers_are(table: engramdax.Table, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = []
     monkeypatch.setattr(type(table), "note_unreadable", lambda _self, rows: counted.append(rows))

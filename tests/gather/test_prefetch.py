@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -170,3 +172,26 @@ def test_a_child_waits_although_a_thread_of_the_parent_was_waiting(load: Callabl
             os._exit(0 if np.array_equal(handle.wait(), expected) else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         thread.join()
+
+
+def test_a_signal_whose_handler_raises_leaves_nobody_who_writes_into_out(load: Callable, workers: Callable):
+    """Wherever it comes while a gather is started and dropped."""
+    table = load().table
+    workers(3)
+    ids = np.arange(20_000)
+    out = np.empty((len(ids), 320), np.uint8)
+
+    def interrupt(*_: object) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for microseconds in list(range(1, 120, 2)) * 8:
+            with contextlib.suppress(InterruptedError):
+                signal.setitimer(signal.ITIMER_REAL, microseconds / 1e6)
+                table.prefetch(ids, out)
+                time.sleep(1)
+            out[:] = 0xA5
+            assert (out == 0xA5).all()
+    finally:
+        signal.signal(signal.SIGALRM, before)
