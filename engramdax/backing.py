@@ -79,7 +79,8 @@ def open_fd(path: Path, *, writable: bool) -> int:
     except PermissionError:
         raise BackingError(
             f"no permission to open {path} for {'writing' if writable else 'reading'}",
-            remedy="run as root or as a member of the group that owns it (ls -l tells)",
+            remedy=f"run as root, as its owner or as a member of a group that may {'write' if writable else 'read'} it "
+            "(ls -l tells)",
         ) from None
     except IsADirectoryError:
         raise BackingError(f"{path} is a directory", remedy="name a file or a devdax device") from None

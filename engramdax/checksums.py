@@ -77,7 +77,7 @@ def verify_blocks(
     if stored is None or crc32c(stored) != checksums_crc:
         raise DamagedTableError(
             f"the checksums of table {table} are damaged themselves, so nothing can be said of its rows",
-            remedy="remove the table and load it again",
+            remedy=f"`engramdax repair {table} SOURCE`, with what it was loaded from, or remove it and load it again",
         )
     expected = np.frombuffer(stored, "<u4")
     chosen = range(count) if sample >= 1 else sorted(random.sample(range(count), max(1, round(count * sample))))

@@ -40,6 +40,12 @@ def add_pages(page_bytes: int, count: int) -> None:
     if count == 0:
         return
     path = reserve_dir(page_bytes) / "nr_hugepages"
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if count * page_bytes > memory:  # the kernel would take what there is from everybody before it said so
+        raise BackingError(
+            f"{count} more huge pages of {page_bytes} bytes are more than this machine's memory of {memory} bytes",
+            remedy="ask for less",
+        )
     try:
         before = int(path.read_text())
         path.write_text(str(before + count))

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast gathers are on this machine, beside other people's and beside what the machine can do.
+"""How fast gathers are on this machine, beside other people's and beside what the machine can do."""
 
-What measures is imported by the command that measures: every other command would wait for it.
-"""
-
+# What measures is imported by the command that measures: every other command would wait for it.
 from __future__ import annotations
 
 import sys

@@ -54,6 +54,7 @@ def demo(
     Needs no CXL, no root and no GPU; everything it makes is removed again.
     """
     say = (lambda _line: None) if as_json else print_line
+    token_map = build_token_map(load_tokenizer())  # before anything is written: it may not be installed
     with tempfile.TemporaryDirectory(prefix="engramdax-demo-") as scratch:
         checkpoint = Path(scratch) / "demo"
         write_checkpoint(checkpoint, vocab_size=vocab_size)
@@ -62,7 +63,7 @@ def demo(
         path = _pool_place(nbytes, Path(scratch))
         carry_out(plan_file(path, nbytes + POOL_SPARE, name="demo", consent=Consent()).steps)
         try:
-            result = _run(path, checkpoint, say)
+            result = _run(path, checkpoint, token_map, say)
         finally:
             carry_out(plan_removal(path, force=True).steps)
     if as_json:
@@ -77,7 +78,7 @@ def demo(
         raise DamagedTableError(f"{result['wrong_bytes']} bytes differ from the checkpoint")
 
 
-def _run(path: Path, checkpoint: Path, say: Callable[[str], None]) -> dict[str, Any]:
+def _run(path: Path, checkpoint: Path, token_map: npt.NDArray[np.int32], say: Callable[[str], None]) -> dict[str, Any]:
     with Writer(path) as writer:
         sources = open_sources([checkpoint], engram=True)
         try:
@@ -90,7 +91,7 @@ def _run(path: Path, checkpoint: Path, say: Callable[[str], None]) -> dict[str, 
     # Tables outlive the Pool they came from.
     for table in tables:
         say(f"table        {table.name}: {table.rows} rows of {table.row_bytes} bytes")
-    layout = read_layout(checkpoint / "config.json", token_map=build_token_map(load_tokenizer()))
+    layout = read_layout(checkpoint / "config.json", token_map=token_map)
     tokens = encode(sample_text())
     row_ids = Hasher(layout)(tokens)
     say(f"text         {tokens.size} tokens, {row_ids.size} row ids by V4.1's rule")

@@ -38,6 +38,8 @@ def gather(
     wanted = _read_ids(ids)
     path = resolve(pool)
     check_replaceable(out, pool=path, remedy=OTHER)
+    if out.exists() and out.samefile(ids):
+        raise ParameterError(f"--out {out} is the file of ids", remedy=OTHER)
     with Pool(path) as opened:
         rows = opened[table].gather(wanted, per_head=per_head, invalid=invalid)  # type: ignore[arg-type]
     replace_file(out, lambda file: np.save(file, rows), pool=path, remedy=OTHER)

@@ -170,7 +170,7 @@ def _print_verdict(table: Table, found: list[BadBlock] | str, share: float) -> N
     if isinstance(found, str):
         print_line(f"{table.name}: {found}")
     elif not found:
-        sampled = "" if share == 1 else f"{share:.3g} of "
+        sampled = "" if share == 1 else f"{100 * share:.3g}% of "
         print_line(f"{table.name}: ok, {sampled}{size_text(table.nbytes)}")
     else:
         print_line(f"{table.name}: {count_text(len(found), 'block')} damaged; `engramdax repair` restores them")

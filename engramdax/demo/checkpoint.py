@@ -8,8 +8,11 @@ so that reading them tests the reader against the format and not against a libra
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
+import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +83,8 @@ def write_checkpoint(directory: Path, *, vocab_size: int = DEFAULT_VOCAB_SIZE, s
     nbytes = sum(tensor.nbytes for shard in shards for tensor in shard)
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(directory).free < nbytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if any(directory.iterdir()):
             raise RefusedError(
                 f"{directory} is not empty; the demonstration checkpoint needs a place of its own",
@@ -96,7 +101,7 @@ def write_checkpoint(directory: Path, *, vocab_size: int = DEFAULT_VOCAB_SIZE, s
     except OSError as error:
         raise EngramdaxError(
             f"{directory}: the demonstration checkpoint cannot be written: {error.strerror}",
-            remedy=f"name a directory that can be written, with {nbytes >> 20} MiB free",
+            remedy=f"it needs {nbytes >> 20} MiB free in a directory that can be written; TMPDIR names another one",
         ) from error
 
 

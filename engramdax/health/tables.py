@@ -67,7 +67,7 @@ def probe(subject: Subject, seen: dict[str, Seen], *, share: float | None = None
         try:
             seen[load] = look(media, entry, block)
         except EngramdaxError as e:
-            remedy = f"`engramdax rm {name}`, and load it again"
+            remedy = f"`engramdax repair {name} SOURCE`, with what it was loaded from"
             yield critical("table.bytes", f"its checksums are damaged: {e.problem}", object=name, remedy=remedy)
             continue
         yield _finding(entry, seen[load], block, subject.history.verified.get(load))
@@ -114,7 +114,7 @@ def look(media: Media, entry: TableEntry, block: int) -> Seen:
 
 
 def _finding(entry: TableEntry, seen: Seen, block: int, verified: Verified | None) -> Finding:
-    remedy = f"`engramdax verify {entry.name}` names them all; load the table again"
+    remedy = f"`engramdax verify {entry.name}` names them all; `engramdax repair {entry.name} SOURCE` restores them"
     if seen.bad:
         extents = [(i * block, min(block, entry.bytes - i * block)) for i in seen.bad]
         places = [entry.layout.rows_within(entry.rows, *extent) for extent in extents]
@@ -134,5 +134,5 @@ def _last(verified: Verified | None) -> str:
     if verified is None:
         return "never verified as a whole on this host"
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(verified.time))
-    share = "" if verified.share == 1 else f"{verified.share:.3g} of it "
+    share = "" if verified.share == 1 else f"{100 * verified.share:.3g}% of it "
     return f"{share}verified at {when}"

@@ -40,12 +40,13 @@ def allocate(free: list[Extent], lengths: list[int], unit: int) -> list[Extent]:
     """
     left = list(free)
     chosen: dict[int, Extent] = {}
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        length = max(1, -(-lengths[index] // unit)) * unit
+    whole = [max(1, -(-length // unit)) * unit for length in lengths]
+    for index in sorted(range(len(whole)), key=lambda i: -whole[i]):
+        length = whole[index]
         fitting = [gap for gap in left if gap.length >= length]
         if not fitting:
             raise SpaceError(
-                f"no room: {sum(lengths)} bytes are needed, the largest piece {max(lengths)}; "
+                f"no room: {sum(whole)} bytes are needed, in units of {unit}, the largest piece {max(whole)}; "
                 f"{sum(gap.length for gap in free)} bytes are free, the largest free extent has "
                 f"{max((gap.length for gap in free), default=0)}",
                 remedy="remove tables (`engramdax rm`), or provision a larger pool",

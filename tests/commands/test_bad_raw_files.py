@@ -96,8 +96,8 @@ def test_table_larger_than_the_free_space_is_refused_with_the_numbers(
     free = command("ls", "--json", "--pool", pool).json()
     with unchanged(pool):
         outcome = command("load", large, "--row-bytes", 1024, "--pool", pool)
-    # 20 blocks of 1 MiB have 20 checksums of 4 bytes.
-    needed = (20 << 20) + 80
+    # 20 blocks of 1 MiB have 20 checksums of 4 bytes, which take a unit of their own.
+    needed = (20 << 20) + (2 << 20)
     outcome.failed(
         1,
         f"{needed} bytes are needed",

@@ -50,3 +50,12 @@ def test_the_text_says_how_many_rows_were_compared(process: Callable[..., Outcom
 @pytest.mark.parametrize("size", [1, 0, -5])
 def test_impossible_size_is_a_usage_error(command: Callable[..., Outcome], size: int) -> None:
     command("demo", "--vocab-size", size).failed(2, str(size))
+
+
+@pytest.mark.usefixtures("_tokenizer")
+def test_a_checkpoint_that_the_disk_has_no_room_for_is_refused_before_it_is_written(
+    command: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    command("demo", "--vocab-size", 1_000_000_000).failed(1, "No space left on device", "MiB free", "TMPDIR")
+    assert list(tmp_path.iterdir()) == []

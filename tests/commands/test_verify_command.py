@@ -83,6 +83,11 @@ def test_damaged_checksums_are_told_from_damaged_rows(command: Command, wide_poo
     assert outcome.code == 1
     assert "kept: ok" in outcome.out
     assert "wide: the checksums of table wide are damaged themselves" in outcome.out
+    assert "`engramdax repair wide SOURCE`" in outcome.out
+
+
+def test_a_sample_is_told_as_the_share_that_was_asked_for(command: Command, wide_pool: Path) -> None:
+    assert "wide: ok, 5% of " in command("verify", "wide", "--sample", "0.05", "--pool", wide_pool).succeeded().out
 
 
 def test_damaged_table_is_right_again_after_it_is_loaded_again(

@@ -88,11 +88,20 @@ def test_a_plan_alone_changes_nothing(pages: Count) -> None:
     assert any("reserve" in step.what for step in plan.steps) or hugepages.available(PAGE) >= 16
 
 
-def test_asking_for_more_than_there_is_says_what_is_missing_and_changes_nothing(pages: Count) -> None:
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        (2, "huge pages of 2097152 bytes are more than this machine's memory of"),
+        (1, r"the kernel granted \d+ of \d+ huge pages .* bytes are missing"),
+    ],
+)
+def test_asking_for_more_than_there_is_says_what_is_missing_and_changes_nothing(
+    pages: Count, times: int, message: str
+) -> None:
     before, mounted = pages(), mounts()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    plan = plan_hugepages("2M", 2 * memory, name="huge")
-    with pytest.raises(BackingError, match=r"the kernel granted \d+ of \d+ huge pages .* bytes are missing"):
+    plan = plan_hugepages("2M", times * memory // PAGE * PAGE, name="huge")
+    with pytest.raises(BackingError, match=message):
         carry_out(plan.steps)
     assert (pages(), mounts()) == (before, mounted)
     assert not plan.path.exists()

@@ -46,7 +46,10 @@ def test_chosen_extents_are_free_disjoint_and_large_enough(taken: list[Extent], 
         chosen = allocate(free, lengths, UNIT)
     except SpaceError:
         left = sum(f.length for f in free)
-        needed = f"{sum(lengths)} bytes are needed, the largest piece {max(lengths)}; {left} bytes are free"
+        whole = [max(1, -(-length // UNIT)) * UNIT for length in lengths]
+        needed = (
+            f"{sum(whole)} bytes are needed, in units of {UNIT}, the largest piece {max(whole)}; {left} bytes are free"
+        )
         with pytest.raises(SpaceError, match=needed):
             allocate(free, lengths, UNIT)
         return
@@ -76,11 +79,12 @@ def test_a_small_length_does_not_break_up_what_a_large_one_needs() -> None:
     assert allocate(free, [1, 4 * UNIT], UNIT) == [Extent(8 * UNIT, UNIT), Extent(0, 4 * UNIT)]
 
 
-def test_the_error_tells_needed_free_and_largest() -> None:
+def test_the_error_tells_needed_free_and_largest_with_what_whole_units_add() -> None:
     with pytest.raises(SpaceError) as caught:
-        allocate([Extent(0, 2 * UNIT), Extent(8 * UNIT, 3 * UNIT)], [4 * UNIT], UNIT)
+        allocate([Extent(0, 2 * UNIT), Extent(8 * UNIT, 3 * UNIT)], [3 * UNIT + 1], UNIT)
     assert caught.value.problem == (
-        "no room: 4096 bytes are needed, the largest piece 4096; 5120 bytes are free, the largest free extent has 3072"
+        "no room: 4096 bytes are needed, in units of 1024, the largest piece 4096; "
+        "5120 bytes are free, the largest free extent has 3072"
     )
 
 
