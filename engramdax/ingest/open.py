@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from numpy.lib import format as npy_format
 
@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engramdax.ingest.source import TableSource
+
+
+_OF_OTHERS: Final = {b"PK\x03\x04": "a zip archive, as .npz and .pt files are", b"GGUF": "a GGUF file"}
+"""How files begin whose bytes are no rows, whatever row size they are given."""
+
+_START_BYTES: Final = 8
 
 
 def open_sources(
@@ -74,13 +80,23 @@ def open_sources(
         raise ParameterError(
             f"{shown(path)}: {option} needs a checkpoint", remedy=f"give {SUFFIX} files or a directory"
         )
-    if _is_npy(path):
+    start = _start_of(path)
+    if os.fspath(path).endswith(".npy") or start.startswith(npy_format.MAGIC_PREFIX):
         if raw:
             raise ParameterError(
                 f"{shown(path)}: a .npy file says itself what its rows are",
                 remedy="leave out --row-bytes, --dtype and --dim",
             )
         return [open_npy(path)]
+    for magic, kind in _OF_OTHERS.items():
+        if start.startswith(magic):
+            raise SourceError(
+                f"{shown(path)} is {kind}, no file of rows", remedy="save its table as .npy or .safetensors"
+            )
+    if not raw:
+        raise ParameterError(
+            f"{shown(path)}: a raw file says nothing about its rows", remedy="say --row-bytes N, or --dtype D --dim N"
+        )
     return [open_binary(path, row_bytes=row_bytes, dtype=dtype, dim=dim)]
 
 
@@ -98,12 +114,9 @@ def _require_shards(paths: Sequence[str | Path]) -> None:
             )
 
 
-def _is_npy(path: str | Path) -> bool:
-    if os.fspath(path).endswith(".npy"):
-        return True
+def _start_of(path: str | Path) -> bytes:
     with SourceFile(path) as file:
-        start = file.read_header(0, min(file.size, len(npy_format.MAGIC_PREFIX)))
-    return start == npy_format.MAGIC_PREFIX
+        return bytes(file.read_header(0, min(file.size, _START_BYTES)))
 
 
 def _only_tensor(checkpoint: Checkpoint) -> str:

@@ -222,6 +222,12 @@ def resolve(target: str | os.PathLike[str] | None) -> Path:
             remedy="name one by its path or uuid",
         )
     if not matches:
+        for record in read_records():
+            if text in (record.name, record.uuid):
+                raise BackingError(
+                    f"pool {record.name} ({record.uuid}) was at {record.path} and is not there now",
+                    remedy="`engramdax deprovision --force` forgets it",
+                )
         raise BackingError(
             f"there is no pool {text} on this host",
             remedy=f"its pools: {', '.join(p.name for p in pools)}" if pools else "name it by its path",

@@ -53,6 +53,20 @@ def test_raw_file_is_chosen_by_its_arguments(files: dict[str, Path]) -> None:
     assert content_of(str(files["raw"]), dtype="float16", dim=32) == expected
 
 
+@pytest.mark.parametrize("arguments", [{}, {"row_bytes": 2}, {"dtype": "uint8", "dim": 2}])
+def test_archives_of_others_are_no_rows_whatever_size_they_are_given(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    np.savez(tmp_path / "a.npz", np.zeros(4))
+    (tmp_path / "a.gguf").write_bytes(b"GGUF" + bytes(60))
+    for name, kind in (("a.npz", "zip archive"), ("a.gguf", "GGUF file")):
+        with pytest.raises(SourceError, match=rf"{name} is a {kind}.*save its table as \.npy"):
+            open_sources([tmp_path / name], **arguments)
+
+
+def test_raw_file_whose_rows_nobody_told_is_named(files: dict[str, Path]) -> None:
+    with pytest.raises(ParameterError, match=r"raw\.bin: a raw file says nothing about its rows"):
+        open_sources([files["raw"]])
+
+
 def test_array_is_chosen_by_its_suffix_or_its_magic(files: dict[str, Path]) -> None:
     expected = "npy", np.arange(20, dtype=np.float32).tobytes()
     assert content_of(files["a"]) == expected

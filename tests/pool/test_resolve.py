@@ -81,6 +81,14 @@ def test_an_unknown_name_lists_the_known_ones(make_pool: MakePool) -> None:
         resolve("gamma")
 
 
+def test_a_pool_that_is_gone_is_told_from_one_that_never_was(make_pool: MakePool) -> None:
+    make_pool(name="alpha")
+    beta = make_pool(name="beta")
+    beta.unlink()
+    with pytest.raises(BackingError, match=r"pool beta \(.*\) was at .* and is not there now; .*forgets it"):
+        resolve("beta")
+
+
 def test_two_pools_of_one_name_are_ambiguous_but_for_their_uuids(tmp_path: Path) -> None:
     paths = [tmp_path / "a", tmp_path / "b"]
     plans = [plan_file(path, 16 << 20, name="same", consent=Consent()) for path in paths]
