@@ -24,6 +24,10 @@ HEALTH: Final = ("cxl", "list", "-M", "-i", "-H", "-A", "-F")
 MEDIA_ERRORS: Final = ("cxl", "list", "-M", "-i", "-L")
 
 
+EXCERPT: Final = 80
+"""Characters of a finding that are a program's own words."""
+
+
 @dataclass(frozen=True, slots=True)
 class Listing:
     """Objects of memdevs by name; `problem` says why there are none, `said` what else the program complained of."""
@@ -57,6 +61,12 @@ def _memdevs(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
     groups = [one.get("memdevs") for one in values if "memdev" not in one]
     found = [*values, *(one for group in groups if isinstance(group, list) for one in group)]
     return [one for one in found if isinstance(one, dict) and isinstance(one.get("memdev"), str)]
+
+
+def excerpt(value: Any) -> str:
+    """Give what a program said as a part of a line, whatever it said."""
+    text = str(value)
+    return text if len(text) <= EXCERPT else f"{text[:EXCERPT]}..."
 
 
 def number(value: Any) -> int | None:

@@ -123,7 +123,11 @@ def _life_used(name: str, health: dict[str, Any]) -> Finding:
         return unknown("memdev.life_used", "it does not tell how much of its life is used", object=name)
     if percent is not None and state is State.UNKNOWN:
         state = State.OK if percent < 90 else State.WARNING if percent < 100 else State.CRITICAL
-    text = f"{percent} % of its life are used" if percent is not None else f"life used: {health.get('ext_life_used')}"
+    text = (
+        f"{percent} % of its life are used"
+        if percent is not None
+        else f"life used: {cxl.excerpt(health.get('ext_life_used'))}"
+    )
     remedy = REPLACE if state in (State.WARNING, State.CRITICAL) else ""
     figure = None if percent is None else percent / 100
     return Finding("memdev.life_used", state, text, object=name, figure=figure, unit="ratio", remedy=remedy)

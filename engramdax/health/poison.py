@@ -57,13 +57,17 @@ def _memdev(subject: Subject, device: DaxDevice, memdev: Memdev, listing: Listin
         if able and not listing.said:
             yield ok("memdev.poison", "its poison list is empty", object=name, figure=0)
         else:
-            why = "it keeps no poison list that the kernel could ask for" if not able else listing.said.splitlines()[-1]
+            why = (
+                "it keeps no poison list that the kernel could ask for"
+                if not able
+                else cxl.excerpt(listing.said.splitlines()[-1])
+            )
             yield unknown("memdev.poison", why, object=name)
         return
     listed = [_place(error) for error in errors] if isinstance(errors, list) else []
     places = [place for place in listed if place is not None]
     if not places or len(places) != len(listed):
-        yield unknown("memdev.poison", f"its poison list makes no sense: {str(errors)[:80]}", object=name)
+        yield unknown("memdev.poison", f"its poison list makes no sense: {cxl.excerpt(errors)}", object=name)
         return
     for dpa, length, source in places[:NAMED]:
         at = offset_of(device, memdev, dpa)
@@ -79,7 +83,7 @@ def _place(value: Any) -> tuple[int, int, str] | None:
     dpa, length = cxl.number(value.get("offset", value.get("dpa"))), cxl.number(value.get("length"))
     if dpa is None or not length:
         return None
-    return dpa, length, str(value.get("source", "unknown source"))
+    return dpa, length, cxl.excerpt(value.get("source", "unknown source"))
 
 
 def _extent(at: int | None, length: int) -> Extent | None:

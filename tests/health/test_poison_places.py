@@ -122,6 +122,17 @@ def test_poisoned_rows_are_named_with_their_table(sysfs: Sysfs, pool: Path, cxl:
         assert (spare.state, spare.found.rpartition(": ")[2]) == (State.WARNING, "free space")
 
 
+def test_source_of_an_error_is_cut_where_it_is_no_word(sysfs: Sysfs, pool: Path, cxl: Cxl) -> None:
+    tree = interleaved(sysfs, 1, 256)
+    errors = [{"offset": 28 * MIB, "length": 64, "source": "0x" + 6000 * "F"}]
+    cxl.prints("", json.dumps([{"memdev": "mem0", "media_errors": errors}]))
+    with Subject.open(str(pool), Sources(sysfs=sysfs.root, dev=sysfs.dev)) as subject:
+        subject.tree, subject.device, subject.root = tree, tree.dax("dax2.0"), True
+        (bad,) = poison.probe(subject)
+    assert bad.state is State.WARNING
+    assert bad.found == f"64 bytes at {28 * MIB:#x} of mem0 (0x{78 * 'f'}...): free space"
+
+
 def test_hundred_bad_places_are_counted_and_not_all_listed(sysfs: Sysfs, pool: Path, cxl: Cxl) -> None:
     tree = interleaved(sysfs, 1, 256)
     errors = [{"offset": 28 * MIB + n * 64, "length": 64, "source": "Internal"} for n in range(100)]
