@@ -9,9 +9,9 @@ CORE := engramdax/_core.abi3.so
 CORE_SOURCES := $(wildcard c/*.c c/*.h c/core.cdef c/build.py udev/*)
 SANITIZERS := address,undefined
 # Two at a time, also of racks, whose hosts wait for each other most of the time.
-# They take files in the order that conftest.py says.
-TWO := -n 2 --dist loadfile --no-loadscope-reorder --benchmark-disable
-RACK := tests/rack $(TWO)
+TWO := -n 2 --dist loadfile --benchmark-disable
+# In the order that tests/rack/conftest.py says.
+RACK := tests/rack $(TWO) --no-loadscope-reorder
 
 .PHONY: demo test lint sanitize tsan model fuzz rack bench wheel tools tools-for-tests clean
 

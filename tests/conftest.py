@@ -28,18 +28,9 @@ from engramdax.pool.writer import Writer
 MIB = 1 << 20
 FIGURE = "figure"
 
-LONGEST_FIRST = ("model", "crash", "cuda", "gather")
-"""Directories whose files take long, so that none of these is begun last, by one worker while the other has nothing."""
-
 # How long something takes on a busy machine is no failure.
 hypothesis.settings.register_profile("engramdax", deadline=None)
 hypothesis.settings.load_profile("engramdax")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put them in this order, which workers that take a file at a time keep to with --no-loadscope-reorder."""
-    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
-    items.sort(key=lambda item: places.get(item.path.parent.name, len(places)))
 
 
 @pytest.fixture(autouse=True)
