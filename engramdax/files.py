@@ -14,7 +14,7 @@ from engramdax.errors import BackingError, RefusedError
 from engramdax.format.superblock import MAGIC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 _KINDS: Final = {
     stat.S_IFCHR: "a character device",
@@ -57,11 +57,12 @@ def replace_file(
         raise BackingError(f"cannot write {path}: {e.strerror or e}", remedy=remedy) from None
 
 
-def check_replaceable(path: Path, *, pool: Path | None = None, remedy: str = "") -> None:
+def check_replaceable(path: Path, *, pool: Path | None = None, sources: Iterable[Path] = (), remedy: str = "") -> None:
     """Check that `path`, symlinks followed, is a file that may be lost, or nothing yet.
 
-    Raises RefusedError for a device, a pipe, a socket, the pool at `pool` and any file that begins as a pool does;
-    BackingError for a directory, and where the file system refuses to say.
+    Raises RefusedError for a device, a pipe, a socket, the pool at `pool`, any file that begins as a pool does, and
+    `sources`, which are there and make what is to be written; BackingError for a directory, and where the file system
+    refuses to say.
     """
     try:
         found = path.stat()
@@ -72,6 +73,9 @@ def check_replaceable(path: Path, *, pool: Path | None = None, remedy: str = "")
             raise RefusedError(f"{path} is {kind}, which is not replaced by a file", remedy=remedy)
         if (pool is not None and os.path.samestat(found, pool.stat())) or _begins_as_a_pool(path):
             raise RefusedError(f"{path} is a pool, which is not replaced", remedy=remedy)
+        for source in sources:
+            if os.path.samestat(found, source.stat()):
+                raise RefusedError(f"{path} is the source {source}, which is not replaced", remedy=remedy)
     except FileNotFoundError:
         return
     except OSError as e:

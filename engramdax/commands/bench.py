@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast gathers are on this machine, beside other people's and beside what the machine can do."""
 
-# What measures is imported by the command that measures: every other command would wait for it.
 from __future__ import annotations
 
 import sys
@@ -15,6 +14,7 @@ from engramdax.commands.output import JsonOption, print_grid, print_json, print_
 from engramdax.errors import ParameterError
 from engramdax.figures import check_figure
 
+# What measures is imported by the command that measures: every other command would wait for it.
 if TYPE_CHECKING:
     from engramdax.bench.contest import Outcome, Plan
 

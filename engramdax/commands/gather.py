@@ -37,9 +37,7 @@ def gather(
         raise ParameterError(f"--invalid {invalid} is unknown", remedy="say raise or zero")
     wanted = _read_ids(ids)
     path = resolve(pool)
-    check_replaceable(out, pool=path, remedy=OTHER)
-    if out.exists() and out.samefile(ids):
-        raise ParameterError(f"--out {out} is the file of ids", remedy=OTHER)
+    check_replaceable(out, pool=path, sources=[ids], remedy=OTHER)
     with Pool(path) as opened:
         rows = opened[table].gather(wanted, per_head=per_head, invalid=invalid)  # type: ignore[arg-type]
     replace_file(out, lambda file: np.save(file, rows), pool=path, remedy=OTHER)

@@ -97,8 +97,9 @@ def trace(
             f"--out {out} would hold {len(layers)} layers", remedy="write {layer} in it, or say --layer"
         )
     outs = [] if out is None else [Path(str(out).replace("{layer}", str(layout.layer_ids[n]))) for n in layers]
+    sources = [*source, *(path for path in (config, tokenizer, token_map) if path is not None)]
     for path in outs:
-        check_replaceable(path, pool=pool_path, remedy="give another --out")
+        check_replaceable(path, pool=pool_path, sources=sources, remedy="give another --out")
     hasher = Hasher(layout)
     counted, rest = tokens.split(split) if split is not None else (tokens, None)
     results: list[dict[str, Any]] = []

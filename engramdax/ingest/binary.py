@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import os
 
 
-def raw_layout(row_bytes: int | None, dtype: str | None, dim: int | None) -> RowLayout:
-    """Give the layout of one field "row" that the arguments say.
+def raw_layout(row_bytes: int | None, dtype: str | None, dim: int | None, *, of: str = "a raw file") -> RowLayout:
+    """Give the layout of one field "row" that the arguments say; `of` names what has it, in errors.
 
     `row_bytes` in bytes, or `dim` elements of `dtype` (a name of ITEM_SIZES); ParameterError for
     neither, both, half of it, or a row of no possible size.
@@ -33,7 +33,7 @@ def raw_layout(row_bytes: int | None, dtype: str | None, dim: int | None) -> Row
     elif dtype is not None and dim is not None:
         unit = "dim"
     else:
-        lacks = {(True, True): "a raw file says nothing about its rows", (False, True): "--dim is missing"}
+        lacks = {(True, True): f"{of} says nothing about its rows", (False, True): "--dim is missing"}
         raise ParameterError(
             lacks.get((dtype is None, dim is None), "--dtype is missing"),
             remedy="say --row-bytes N, or --dtype D --dim N",
@@ -61,7 +61,7 @@ def open_binary(
 
     Raises ParameterError for the arguments, before the file is looked at; SourceError for the file.
     """
-    layout = raw_layout(row_bytes, dtype, dim)
+    layout = raw_layout(row_bytes, dtype, dim, of=f"{shown(path)}: a raw file")
     with ExitStack() as opened:
         file = SourceFile(path)
         opened.callback(file.close)

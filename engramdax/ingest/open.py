@@ -93,10 +93,6 @@ def open_sources(
             raise SourceError(
                 f"{shown(path)} is {kind}, no file of rows", remedy="save its table as .npy or .safetensors"
             )
-    if not raw:
-        raise ParameterError(
-            f"{shown(path)}: a raw file says nothing about its rows", remedy="say --row-bytes N, or --dtype D --dim N"
-        )
     return [open_binary(path, row_bytes=row_bytes, dtype=dtype, dim=dim)]
 
 

@@ -91,6 +91,11 @@ class Record:
     size: int = 0
     """Bytes of a pool in a file, which may be cut short; 0 where an earlier version remembered it."""
 
+    @property
+    def gone(self) -> str:
+        """Say that the pool is not where it was."""
+        return f"pool {self.name} ({self.uuid}) was at {self.path} and is not there now"
+
 
 def write_record(record: Record) -> None:
     """Remember a pool."""
@@ -225,8 +230,8 @@ def resolve(target: str | os.PathLike[str] | None) -> Path:
         for record in read_records():
             if text in (record.name, record.uuid):
                 raise BackingError(
-                    f"pool {record.name} ({record.uuid}) was at {record.path} and is not there now",
-                    remedy="`engramdax deprovision --force` forgets it",
+                    record.gone,
+                    remedy="mount what it is on, if that is all; `engramdax deprovision --force` forgets it",
                 )
         raise BackingError(
             f"there is no pool {text} on this host",

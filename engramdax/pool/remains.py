@@ -154,7 +154,7 @@ def _refusal(left: Remains) -> RefusedError:
             remedy="--force forgets the pool and leaves that as it is",
         )
     return RefusedError(
-        f"{what} was at {record.path} and is not there now",
+        record.gone,
         remedy="if it is not merely out of reach, on a file system that is not mounted say, --force forgets it",
     )
 

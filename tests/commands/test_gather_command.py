@@ -177,12 +177,3 @@ def test_unknown_table_or_option_is_refused(command: Command, pool: Path, tmp_pa
     command("gather", "kept", *files, "--per-head").failed(2, "table kept has no heads")
     command("gather", "kept", "--ids", ids, "--pool", pool).failed(2, "--out")
     assert not out.exists()
-
-
-def test_ids_are_not_overwritten_by_their_rows(command: Command, pool: Path, tmp_path: Path) -> None:
-    ids, link = tmp_path / "ids.npy", tmp_path / "link.npy"
-    np.save(ids, np.arange(3))
-    link.symlink_to(ids)
-    for out in (ids, link):
-        command("gather", "kept", "--ids", ids, "--out", out, "--pool", pool).failed(2, "is the file of ids")
-    np.testing.assert_array_equal(np.load(ids), np.arange(3))

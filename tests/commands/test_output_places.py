@@ -78,6 +78,18 @@ def test_device_pipe_or_socket_is_refused_and_stays(write: Command, tmp_path: Pa
     assert (tmp_path / "link").readlink() == Path("/dev/null")
 
 
+def test_what_the_output_is_made_of_is_not_replaced_by_it(write: Command, tmp_path: Path) -> None:
+    names = "ids.npy", "trace.npy", "config.json", "map.npy"
+    sources = {path: path.read_bytes() for path in tmp_path.iterdir() if path.name in names}
+    assert sources
+    for place in sources:
+        link = place.with_suffix(".link")
+        link.symlink_to(place)
+        for out in (place, link):
+            write(out).failed(3, f"{out} is the source {place}", "give another --out")
+    assert {path: path.read_bytes() for path in sources} == sources
+
+
 def test_pool_is_never_replaced_under_any_of_its_names(write: Command, pool: Path, tmp_path: Path) -> None:
     (tmp_path / "soft").symlink_to(pool)
     (tmp_path / "hard").hardlink_to(pool)
